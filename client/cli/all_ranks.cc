@@ -18,7 +18,7 @@
 namespace ckptd::cli {
 namespace {
 
-Context OfRank(const Context& context, uint32_t rank) {
+Context ForRank(const Context& context, uint32_t rank) {
   Context one = context;
   one.globals.rank = rank;
   return one;
@@ -29,11 +29,11 @@ absl::StatusOr<DaemonInfo> InfoOf(const Context& context) {
   return admin.Info();
 }
 
-// Of the first that answers: they all know how large the group is.
+// From the first daemon that answers, because all know how large the group is.
 absl::StatusOr<DaemonInfo> InfoOfAny(const Context& context, const std::set<uint32_t>& ranks) {
   absl::Status first;
   for (const uint32_t rank : ranks) {
-    absl::StatusOr<DaemonInfo> info = InfoOf(OfRank(context, rank));
+    absl::StatusOr<DaemonInfo> info = InfoOf(ForRank(context, rank));
     if (info.ok()) return info;
     if (first.ok()) first = info.status();
   }
@@ -69,8 +69,8 @@ std::string HostOf(const DaemonInfo& info, uint32_t rank) {
   return "";
 }
 
-// Whether a rank without a socket here may be another host's. Rank 0 alone knows all hosts.
-bool IsElsewhere(const DaemonInfo& info, uint32_t rank) {
+// Whether a rank without a socket here may be on another host. Only rank 0 knows all hosts.
+bool IsOnOtherHost(const DaemonInfo& info, uint32_t rank) {
   if (info.rank != 0) return true;
   const std::string own = HostOf(info, 0);
   const std::string host = HostOf(info, rank);
@@ -80,26 +80,27 @@ bool IsElsewhere(const DaemonInfo& info, uint32_t rank) {
   });
 }
 
-// All of the group, or, where the job's folder is what is meant, those that are here.
-absl::StatusOr<std::vector<uint32_t>> RanksMeant(const Context& context) {
-  CKPTD_ASSIGN_OR_RETURN(const Address first, OfRank(context, 0).ResolvedAddress());
+// All ranks of the group. Without an address, only those with sockets in the job's folder.
+absl::StatusOr<std::vector<uint32_t>> ChosenRanks(const Context& context) {
+  CKPTD_ASSIGN_OR_RETURN(const Address first, ForRank(context, 0).ResolvedAddress());
   std::set<uint32_t> here;
   const std::filesystem::path folder = std::filesystem::path(first.path).parent_path();
   if (first.chosen_by == "the default") here = SocketsIn(folder);
   const bool some = !here.empty();
-  if (!some) here.insert(0);  // it says what is wrong with its address
+  if (!some) here.insert(0);  // it reports what is wrong with its address
   CKPTD_ASSIGN_OR_RETURN(const DaemonInfo info, InfoOfAny(context, here));
   std::vector<uint32_t> meant;
   size_t elsewhere = 0;
   for (uint32_t rank = 0; rank < static_cast<uint32_t>(std::max(info.world_size, 1)); ++rank) {
-    if (some && here.count(rank) == 0 && IsElsewhere(info, rank)) {
+    if (some && here.count(rank) == 0 && IsOnOtherHost(info, rank)) {
       ++elsewhere;
     } else {
       meant.push_back(rank);
     }
   }
   if (elsewhere > 0) {
-    context.Note(fmt::format("{} of {} ranks have their sockets on other hosts: call it there, too",
+    context.Note(fmt::format("{} of {} ranks have their sockets on other hosts: run "
+                             "this there, too",
                              elsewhere, info.world_size));
   }
   return meant;
@@ -109,8 +110,8 @@ absl::Status CheckAddress(const Context& context) {
   if (context.globals.rank.has_value()) {
     return UsageError("--all-ranks and --rank exclude each other");
   }
-  CKPTD_ASSIGN_OR_RETURN(const Address first, OfRank(context, 0).ResolvedAddress());
-  CKPTD_ASSIGN_OR_RETURN(const Address second, OfRank(context, 1).ResolvedAddress());
+  CKPTD_ASSIGN_OR_RETURN(const Address first, ForRank(context, 0).ResolvedAddress());
+  CKPTD_ASSIGN_OR_RETURN(const Address second, ForRank(context, 1).ResolvedAddress());
   if (first.Shown() != second.Shown()) return absl::OkStatus();
   return UsageError(fmt::format("--all-ranks: {} is the address of one daemon; write {{rank}} in it, "
                                 "or leave it out",
@@ -130,11 +131,11 @@ absl::Status ForEachRank(const Context& context, bool all,
     return act(one);
   }
   CKPTD_RETURN_IF_ERROR(CheckAddress(context));
-  CKPTD_ASSIGN_OR_RETURN(const std::vector<uint32_t> ranks, RanksMeant(context));
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<uint32_t> ranks, ChosenRanks(context));
   absl::Status first;
   std::vector<std::string> failed;
   for (const uint32_t rank : ranks) {
-    Context one = OfRank(context, rank);
+    Context one = ForRank(context, rank);
     const absl::Status status = act(one);
     if (status.ok()) continue;
     if (first.ok()) first = status;

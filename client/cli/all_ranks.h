@@ -1,4 +1,4 @@
-// Verbs that act on one daemon, or with --all-ranks on those of the whole group.
+// Runs a verb on one daemon, or with --all-ranks on those of the whole group.
 #ifndef CKPTD_CLIENT_CLI_ALL_RANKS_H_
 #define CKPTD_CLIENT_CLI_ALL_RANKS_H_
 
@@ -10,14 +10,13 @@
 
 namespace ckptd::cli {
 
-// Adds the option; `all` outlives the parsing.
+// Adds the option. `all` must live until parsing has ended.
 void AddAllRanks(CLI::App& verb, bool& all);
 
-// Calls `act` with a context whose daemon is the chosen one, or each rank's, one after the
-// other. All are tried; the error names the ranks that failed, and is of the first of them.
-// Without an address these are the ranks whose sockets are in the job's folder; a remark says that
-// there are others on other hosts.
-// Usage errors: beside --rank, or where the address is one daemon's.
+// Calls `act` with a context for the chosen daemon, or for each rank's, one after the other. All
+// are tried. The error names the ranks that failed, and is that of the first one. Without an
+// address, these are the ranks with sockets in the job's folder; a remark tells that other hosts
+// have more. Usage errors: together with --rank, or with the address of one daemon.
 absl::Status ForEachRank(const Context& context, bool all,
                          const std::function<absl::Status(Context& of_rank)>& act);
 

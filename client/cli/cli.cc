@@ -76,7 +76,7 @@ void AddVerbs(CLI::App& app, Context& context) {
   AddVersion(app, context);
 }
 
-// The verb that help or a complaint is about.
+// The verb that a help text or an error is about.
 const CLI::App& Named(const CLI::App& app) {
   const auto named = app.get_subcommands();
   return named.empty() ? app : *named.front();
@@ -89,8 +89,8 @@ int ReportUsage(const CLI::App& app, const std::string& what, const Context& con
   return kExitUsage;
 }
 
-// The name of an option or argument that was given with nothing in it, as by a variable
-// of a script that is not set: what it would have chosen is not to be guessed.
+// The name of an option or argument with an empty value, as from an unset variable of a script.
+// Its default must not be used without notice.
 std::string GivenEmpty(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
     for (const std::string& text : option->results()) {
@@ -100,8 +100,8 @@ std::string GivenEmpty(const CLI::App& app) {
   return {};
 }
 
-// What --output or its twin asks for, of a command line that was not understood: the options
-// have no values then.
+// The value of --output or its variable, for a command line that could not be parsed. CLI11 has
+// no option values then.
 std::string OutputOf(const std::vector<std::string>& arguments) {
   constexpr std::string_view kOption = "--output";
   const char* const twin = std::getenv("CKPTD_OUTPUT");
@@ -115,7 +115,7 @@ std::string OutputOf(const std::vector<std::string>& arguments) {
 }
 
 // "; did you mean list?", if there is such a verb.
-std::string Meant(std::string_view word, const std::vector<std::string>& known) {
+std::string Suggestion(std::string_view word, const std::vector<std::string>& known) {
   const std::string closest = Closest(word, known);
   return closest.empty() ? "" : fmt::format("; did you mean {}?", closest);
 }
@@ -126,7 +126,7 @@ std::vector<std::string> VerbsOf(const CLI::App& app) {
   return verbs;
 }
 
-// Of the verb that was named, and of all.
+// The options of the named verb, and global ones.
 std::vector<std::string> OptionsOf(const CLI::App& app) {
   std::vector<std::string> options;
   for (const CLI::App* part : {&Named(app), &app}) {
@@ -137,7 +137,7 @@ std::vector<std::string> OptionsOf(const CLI::App& app) {
   return options;
 }
 
-// The words that nothing took, in the order they were given; empty when there are none.
+// The words that no option or argument took, in their order. Empty if there are none.
 std::string Unexpected(const CLI::App& app, const std::vector<std::string>& arguments) {
   std::vector<std::string> left = app.remaining(true);
   std::vector<std::string> words;
@@ -157,7 +157,7 @@ std::string Unexpected(const CLI::App& app, const std::vector<std::string>& argu
                      fmt::join(words, " "),
                      option == words.end()
                          ? ""
-                         : Meant(option->substr(0, option->find('=')), OptionsOf(app)));
+                         : Suggestion(option->substr(0, option->find('=')), OptionsOf(app)));
 }
 
 int ReportParseError(const CLI::App& app, const CLI::ParseError& error,
@@ -168,20 +168,21 @@ int ReportParseError(const CLI::App& app, const CLI::ParseError& error,
   if (required && app.get_subcommands().empty() && !extra.empty()) {
     return ReportUsage(app,
                        fmt::format("`{}` is no verb of ckptctl{}", extra.front(),
-                                   Meant(extra.front(), VerbsOf(app))),
+                                   Suggestion(extra.front(), VerbsOf(app))),
                        context);
   }
-  // A misspelt option is what is wrong, not that the one it was meant to be is required.
+  // If an option is misspelt, the error is about that, and not about a missing required option.
   const bool extras = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError);
   const std::string unexpected = required || extras ? Unexpected(app, arguments) : "";
   return ReportUsage(app, unexpected.empty() ? error.what() : unexpected, context);
 }
 
-// nullopt when the command line was understood and a verb is to run.
+// Nullopt if the command line was parsed and a verb is to run.
 std::optional<int> Parse(CLI::App& app, const std::vector<std::string>& arguments,
                          Context& context) {
   try {
-    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // as CLI11 takes it
+    // in the order that CLI11 expects
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
     for (const CLI::App* part : {static_cast<const CLI::App*>(&app), &Named(app)}) {
       const std::string empty = GivenEmpty(*part);
       if (!empty.empty()) return ReportUsage(app, empty + " is empty", context);

@@ -7,10 +7,10 @@
 namespace ckptd::cli {
 namespace {
 
-constexpr size_t kMostLetters = 64;  // words of people
+constexpr size_t kMaxLetters = 64;  // longer words are not typed by people
 constexpr size_t kMostDifferences = 2;
 
-// Levenshtein's, one row of his table at a time.
+// The Levenshtein distance, computed with one row of its table at a time.
 size_t Differences(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
@@ -30,7 +30,7 @@ size_t Differences(std::string_view a, std::string_view b) {
 
 std::string Closest(std::string_view word, const std::vector<std::string>& known) {
   std::string closest;
-  if (word.size() > kMostLetters) return closest;
+  if (word.size() > kMaxLetters) return closest;
   size_t least = std::min(kMostDifferences + 1, (word.size() + 1) / 2);
   for (const std::string& one : known) {
     const size_t differences = Differences(word, one);

@@ -1,4 +1,4 @@
-// What a misspelt word was meant to be.
+// Finds the word that a misspelt one was meant to be.
 #ifndef CKPTD_CLIENT_CLI_CLOSEST_H_
 #define CKPTD_CLIENT_CLI_CLOSEST_H_
 
@@ -8,8 +8,8 @@
 
 namespace ckptd::cli {
 
-// The one of `known` that is at most two letters of difference (one left out, added, or another)
-// away from `word`, and less than half of it; the first of equals, empty when there is none.
+// The one of `known` that differs from `word` in at most two letters (missing, added or changed),
+// and in less than half of them. The first if several do, empty if none.
 std::string Closest(std::string_view word, const std::vector<std::string>& known);
 
 }  // namespace ckptd::cli

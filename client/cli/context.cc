@@ -18,11 +18,12 @@ namespace {
 constexpr char kUsage[] = "USAGE";
 constexpr Timeout kMaxTimeout{24LL * 3600 * 1000};
 constexpr Timeout kCallTimeout{30'000};
-// For rank 0 to say how many ranks there are, where another one's daemon is not there.
+// How long rank 0 may take to say how many ranks there are, after another rank's daemon could not
+// be reached.
 constexpr Timeout kFirstTimeout{2'000};
 
-// An address that is none was given by options or by their twins in the environment.
-absl::Status OfAddress(const absl::Status& status) {
+// An invalid address came from options or variables, so it is a usage error.
+absl::Status AsUsageError(const absl::Status& status) {
   return absl::IsInvalidArgument(status) ? UsageError(MessageOf(status)) : status;
 }
 
@@ -57,13 +58,13 @@ absl::StatusOr<AdminClient> Context::ConnectAdmin() const {
 absl::StatusOr<Address> Context::ResolvedAddress() const {
   const absl::StatusOr<Address> address =
       ResolveAddress(ToConnectOptions().address, ProcessEnvironment());
-  if (!address.ok()) return OfAddress(address.status());
+  if (!address.ok()) return AsUsageError(address.status());
   return address;
 }
 
 absl::Status Context::NotConnected(const absl::Status& status) const {
   if (globals.rank.value_or(0) == 0 || ReasonOf(status) != reason::kDaemonUnreachable) {
-    return OfAddress(status);
+    return AsUsageError(status);
   }
   ConnectOptions first = ToConnectOptions();
   first.address.rank = 0;

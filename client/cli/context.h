@@ -1,5 +1,4 @@
-// What every verb shares: the global options, the streams, and how results and
-// errors are printed.
+// What every verb uses: global options, streams, and how results and errors are printed.
 #ifndef CKPTD_CLIENT_CLI_CONTEXT_H_
 #define CKPTD_CLIENT_CLI_CONTEXT_H_
 
@@ -21,7 +20,7 @@ struct Globals {
   std::string address;
   std::optional<uint32_t> rank;
   std::string job;
-  std::string timeout;  // as given; empty means the default of each verb
+  std::string timeout;  // as given; empty: the default of each verb
   std::string output = "table";
   bool quiet = false;
 };
@@ -32,39 +31,39 @@ struct Context {
   bool json() const { return globals.output == "json"; }
   // The --timeout given, or `fallback`.
   Timeout TimeoutOr(Timeout fallback) const;
-  // A daemon that is not there: also a usage error, where --rank is none of its group.
+  // If the daemon cannot be reached: a usage error if its group has no such --rank.
   absl::StatusOr<Client> Connect() const;
   absl::StatusOr<AdminClient> ConnectAdmin() const;
-  // Of the daemon that is meant.
+  // Address of the chosen daemon.
   absl::StatusOr<Address> ResolvedAddress() const;
-  // A remark for people, on stderr; not with --quiet.
+  // Prints a remark for people on stderr. Not with --quiet.
   void Note(std::string_view text) const;
-  // One sentence, or {"error": ...} with --output json, on stderr.
+  // Prints one sentence on stderr, or {"error": ...} with --output json.
   void PrintError(const absl::Status& status) const;
 
   Io& io;
   Globals globals;
-  // Set by the verb that was named; its result is the exit code.
+  // Set by the chosen verb. Its result is the exit code.
   std::function<absl::StatusOr<int>()> action;
 
  private:
   ConnectOptions ToConnectOptions() const;
-  // What a failure to connect comes to.
+  // The error to print if connecting has failed with `status`.
   absl::Status NotConnected(const absl::Status& status) const;
 };
 
-// A verb was used in a way it cannot mean: exit code 2.
+// The error for options that contradict each other: exit code 2.
 absl::Status UsageError(std::string_view message);
 bool IsUsageError(const absl::Status& status);
 
-// "30", "30s", "500ms", "5m", "2h"; more than 0, at most 24 hours.
+// "30", "30s", "500ms", "5m", "2h": more than 0, at most 24 hours.
 absl::StatusOr<Timeout> ParseTimeout(std::string_view text);
 
-// The text of a layout from the option's value: a short spelling, inline JSON,
-// a file's name, or @file.
+// The text of a layout from the option's value: a short form, inline JSON, a file's name, or
+// @file.
 absl::StatusOr<std::string> ReadLayout(const std::string& argument);
 
-// Options --dtype and --keep-fp32 together.
+// Combines the options --dtype and --keep-fp32.
 absl::StatusOr<DtypePolicy> ToDtypePolicy(const std::string& dtype,
                                           const std::vector<std::string>& keep_f32);
 

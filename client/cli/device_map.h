@@ -1,4 +1,4 @@
-// `ckptctl plan --device-map`: on which device each module of a big model would be.
+// `ckptctl plan --device-map`: the device for each module of a big model.
 #ifndef CKPTD_CLIENT_CLI_DEVICE_MAP_H_
 #define CKPTD_CLIENT_CLI_DEVICE_MAP_H_
 
@@ -12,7 +12,7 @@
 
 namespace ckptd::cli {
 
-// As the options of these names say them.
+// The values of the options with these names.
 struct DeviceMapArguments {
   std::string way;
   std::string max_memory;
@@ -23,8 +23,8 @@ struct DeviceMapArguments {
 
 void AddDeviceMapOptions(CLI::App& verb, DeviceMapArguments& arguments);
 
-// Plans from the headers of `source`, here or (`remote`) in the daemon, and prints a table, or
-// JSON. The exit code. Errors: UsageError's; those of OpenCheckpoint and PlanDeviceMap.
+// Plans from the headers of `source`, here or (`remote`) in the daemon, and prints a table or
+// JSON. Returns the exit code. Errors: UsageError's; those of OpenCheckpoint and PlanDeviceMap.
 absl::StatusOr<int> RunDeviceMap(const std::string& source, const DtypePolicy& dtypes, bool remote,
                                  const DeviceMapArguments& arguments, Context& context);
 

@@ -13,7 +13,7 @@ int ExitCodeOf(const absl::Status& status) {
   if (why == reason::kDaemonUnreachable) return kExitUnreachable;
   if (why == reason::kNotActive || why == reason::kDeadline) return kExitNotReady;
   if (why == reason::kDigestMismatch) return kExitMismatch;
-  if (why == reason::kLayoutInvalid) return kExitUsage;  // it was given to us as it is
+  if (why == reason::kLayoutInvalid) return kExitUsage;  // the layout was given on the command line
   return kExitFailed;
 }
 

@@ -1,4 +1,4 @@
-// Exit codes of ckptctl: part of its contract, listed in `ckptctl --help`.
+// Exit codes of ckptctl. They are part of its interface; `ckptctl --help` lists them.
 #ifndef CKPTD_CLIENT_CLI_EXIT_CODES_H_
 #define CKPTD_CLIENT_CLI_EXIT_CODES_H_
 
@@ -11,7 +11,7 @@ inline constexpr int kExitFailed = 1;
 inline constexpr int kExitUsage = 2;
 inline constexpr int kExitUnreachable = 3;  // no daemon at the address
 inline constexpr int kExitNotReady = 4;     // still loading, or not done in time
-inline constexpr int kExitMismatch = 5;     // verification found other bytes
+inline constexpr int kExitMismatch = 5;     // verification found different bytes
 inline constexpr int kExitInterrupted = 130;
 
 int ExitCodeOf(const absl::Status& status);

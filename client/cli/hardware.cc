@@ -24,7 +24,7 @@ struct Known {
   double storage, memory, link, links, fabric, network, streams;
 };
 
-// Local NVMe, eight readers, PCIe 4 or 5 by 16, and an adapter of 200 or 400 Gb/s per GPU.
+// Local NVMe, eight readers, PCIe 4 or 5 x16, and one adapter of 200 or 400 Gb/s per GPU.
 constexpr Known kKnown[] = {
     {"a100x8", 8, 12, 60, 25, 120, 240, 180, 5},   {"h100x8", 8, 12, 80, 55, 240, 350, 360, 5},
     {"h200x8", 8, 12, 80, 55, 240, 350, 360, 5},   {"b200x8", 8, 24, 80, 55, 240, 700, 360, 5},

@@ -1,4 +1,4 @@
-// Hardware by name or from a file, for predictions.
+// Hardware for predictions, by name or from a file.
 #ifndef CKPTD_CLIENT_CLI_HARDWARE_H_
 #define CKPTD_CLIENT_CLI_HARDWARE_H_
 
@@ -13,9 +13,9 @@ namespace ckptd::cli {
 // Names that FindHardware knows.
 std::vector<std::string> HardwareNames();
 
-// A known name, or a JSON file with the fields of Hardware, rates in GB/s. Known rates are
-// assumptions of what such machines reach, not measurements. Errors: UsageError's;
-// those of reading the file.
+// A known name, or a JSON file with the fields of Hardware, rates in GB/s. The known rates are
+// assumptions about such machines, not measurements. Errors: UsageError's; those of reading the
+// file.
 absl::StatusOr<Hardware> FindHardware(const std::string& name_or_file);
 
 }  // namespace ckptd::cli

@@ -19,7 +19,7 @@ InterruptWatcher::InterruptWatcher(CancelToken& token) : token_(token) {
   sigaddset(&mask, SIGINT);
   UniqueFd stop(::eventfd(0, EFD_CLOEXEC));
   UniqueFd signals(::signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK));
-  // Without descriptors Ctrl-C keeps its usual meaning.
+  // Without descriptors, Ctrl-C ends the process as usual.
   if (!stop.valid() || !signals.valid()) return;
   ::pthread_sigmask(SIG_BLOCK, &mask, nullptr);
   stop_ = std::move(stop);

@@ -1,4 +1,4 @@
-// Ctrl-C for a program that waits in calls.
+// Handles Ctrl-C while a call waits.
 #ifndef CKPTD_CLIENT_CLI_INTERRUPT_H_
 #define CKPTD_CLIENT_CLI_INTERRUPT_H_
 
@@ -9,9 +9,9 @@
 
 namespace ckptd::cli {
 
-// While it lives, SIGINT cancels the token. When nothing listens to the token,
-// or at the second SIGINT, the process ends at once with exit code 130. Make it
-// before any other thread: threads inherit the signal mask.
+// While it exists, SIGINT cancels the token. At the second SIGINT, or if nothing listens to the
+// token, the process ends at once with exit code 130. Make it before any other thread, because
+// threads inherit the signal mask.
 class InterruptWatcher {
  public:
   explicit InterruptWatcher(CancelToken& token);

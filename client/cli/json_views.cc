@@ -14,8 +14,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 std::string Dump(const Json& json, int indent = 2) {
-  // ASCII only, and bytes that are no UTF-8 replaced: never throws, never
-  // steers a terminal.
+  // ASCII only, and bytes that are not UTF-8 are replaced. So this never throws and cannot
+  // control a terminal.
   return json.dump(indent, ' ', true, Json::error_handler_t::replace);
 }
 

@@ -1,5 +1,5 @@
-// JSON for programs: exact integers, snake_case keys as in the contract, ASCII
-// only (everything else escaped). Indented by two, no newline at the end.
+// JSON for programs: exact integers, snake_case keys as in the API, ASCII only (everything else
+// escaped). Indented by two, no newline at the end.
 #ifndef CKPTD_CLIENT_CLI_JSON_VIEWS_H_
 #define CKPTD_CLIENT_CLI_JSON_VIEWS_H_
 
@@ -24,7 +24,7 @@ std::string ErrorJson(const absl::Status& status);
 std::string ToJson(const CheckpointInfo& checkpoint);
 std::string ToJson(const std::vector<CheckpointInfo>& checkpoints);
 std::string ToJson(const LoadResult& result);
-// `tensors` says whether the table is wanted.
+// `tensors`: whether to include the table.
 std::string ToJson(const SourceInfo& source, bool tensors);
 // `prediction` may be null.
 std::string ToJson(const PlanSummary& plan, const std::vector<std::string>& warnings,
@@ -33,7 +33,7 @@ std::string ToJson(const DeviceMap& map);
 std::string ToJson(const VerifyResult& result, const std::string& what, const std::string& how,
                    const std::vector<ManifestDifference>& differences,
                    const std::vector<std::string>& remarks);
-// A lease, and whose it is where several ranks' are listed.
+// A lease, and its rank if leases of several ranks are listed.
 struct RankLease {
   std::optional<uint32_t> rank;
   LeaseInfo lease;
@@ -41,7 +41,7 @@ struct RankLease {
 std::string ToJson(const std::vector<RankLease>& leases);
 std::string ToJson(const DaemonInfo& info);
 
-// A flat object; values that are numbers in the API are given as numbers.
+// Makes a flat object. Values that are numbers in the API become numbers.
 struct JsonField {
   std::string key;
   std::string text;

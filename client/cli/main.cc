@@ -11,9 +11,9 @@
 #include "client/cli/interrupt.h"
 
 int main(int argc, char** argv) {
-  // A reader that went away (| head) ends the program by a failed write.
+  // If the reader has gone (| head), a failed write ends the program.
   std::signal(SIGPIPE, SIG_DFL);
-  // Nothing of ours forks while gRPC runs, and its warnings are not for users.
+  // We do not fork while gRPC runs, and its warnings are not for users.
   ::setenv("GRPC_VERBOSITY", "NONE", 0);
   ckptd::CancelToken token;
   const ckptd::cli::InterruptWatcher watcher(token);

@@ -28,7 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kMostNames = 16;
-constexpr mode_t kMode = 0666;  // less the umask, which the kernel applies
+constexpr mode_t kMode = 0666;  // the kernel applies the umask
 
 absl::Status Refused(const std::string& target, std::string_view why) {
   return UsageError(fmt::format("writing a manifest to {}: {}; name a file of its own, as in "
@@ -49,8 +49,8 @@ bool IsOf(const CheckpointIndex& index, const struct stat& found) {
   });
 }
 
-// Where a loader looks for parts of this checkpoint: the folder that was named, and those
-// that its files were opened in.
+// Whether a loader looks for parts of this checkpoint in `folder`: the folder that was named, or
+// one in which its files were opened.
 bool IsFolderOf(const CheckpointIndex& index, const fs::path& folder) {
   std::error_code ignored;
   if (fs::equivalent(folder, index.source, ignored)) return true;
@@ -59,7 +59,7 @@ bool IsFolderOf(const CheckpointIndex& index, const fs::path& folder) {
   });
 }
 
-// Under these names a manifest in a checkpoint's folder is taken for a part of it.
+// With such a name, a manifest in a checkpoint's folder would be taken for a part of it.
 bool NamesAPart(std::string_view name) {
   return name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
 }
@@ -68,14 +68,14 @@ fs::path FolderAt(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
-// An empty file that nobody else can have put there, nor known the name of. Its name starts
-// with a dot: who reads the folder meanwhile passes it over.
+// Creates an empty file with a random name, so that nobody else can have created it. The name
+// starts with a dot, so that other programs ignore the file.
 absl::StatusOr<UniqueFd> CreateBeside(const fs::path& path, std::string& name) {
   int error = EEXIST;
   for (int i = 0; i < kMostNames && error == EEXIST; ++i) {
     uint64_t random = 0;
     if (::getrandom(&random, sizeof random, 0) != sizeof random) {
-      return ErrnoStatus(errno, "naming a file beside " + path.string());
+      return ErrnoStatus(errno, "naming a file next to " + path.string());
     }
     name = (FolderAt(path) / fmt::format(".ckptd-manifest-{:016x}", random)).string();
     UniqueFd fd(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kMode));
@@ -95,7 +95,7 @@ absl::Status WriteAll(int fd, std::string_view text, const std::string& path) {
   return absl::OkStatus();
 }
 
-// Some file systems tell only at the close that there was no room.
+// Some file systems report only at the close that the disk is full.
 absl::Status Close(UniqueFd fd, const std::string& path) {
   return ::close(fd.Release()) == 0 ? absl::OkStatus() : ErrnoStatus(errno, "writing " + path);
 }

@@ -1,5 +1,5 @@
-// Where `ckptctl verify --write-manifest` keeps a manifest: beside the checkpoint it is of,
-// never in place of one of its files.
+// Where `ckptctl verify --write-manifest` writes a manifest: anywhere, but never over a file of
+// the checkpoint.
 #ifndef CKPTD_CLIENT_CLI_MANIFEST_FILE_H_
 #define CKPTD_CLIENT_CLI_MANIFEST_FILE_H_
 
@@ -11,19 +11,20 @@
 
 namespace ckptd::cli {
 
-// "-" and the names of this process's stdout: the manifest is printed, nothing is replaced.
+// "-" and the names of this process's stdout: the manifest is printed and replaces no file.
 bool IsStdout(const std::string& target);
 
-// The file that a manifest at `target` becomes, links followed. Touches nothing. Bad usage:
-// one of the source's own files by whatever name, what exists and is no regular file, a link
-// that leads nowhere, a name in the source's folder that makes it part of the checkpoint.
+// The file that a manifest at `target` becomes, after links. Writes nothing. Usage errors: one of
+// the source's own files by any name, something that is no regular file, a broken link, a name in
+// the source's folder that would make it part of the checkpoint.
 absl::StatusOr<std::string> ManifestPath(const CheckpointIndex& index, const std::string& target);
 
-// InvalidArgument SOURCE_INVALID when a file's name is no UTF-8: JSON cannot hold it, so the
-// manifest could never match the source again.
+// InvalidArgument SOURCE_INVALID if a file's name is not UTF-8. JSON cannot hold it, so the
+// manifest could never match the source.
 absl::Status CheckFileNames(const CheckpointIndex& index);
 
-// A file that is there is whole: it is renamed into its place. Nothing is left of a failure.
+// Writes a temporary file and renames it, so that the file is always whole. Leaves nothing behind
+// if it fails.
 absl::Status WriteWhole(const std::string& path, const std::string& text);
 
 }  // namespace ckptd::cli

@@ -36,7 +36,7 @@ RankBytes ToRankBytes(const PlannedRank& plan) {
   out.slab_bytes = plan.slab_bytes;
   out.tensor_bytes = plan.tensor_bytes;
   out.tensor_count = static_cast<uint32_t>(plan.tensors);
-  // Rank 0 reads; what it keeps itself is sent to nobody.
+  // Rank 0 reads, and its own bytes are sent to nobody.
   out.received_bytes = plan.rank == 0 ? 0 : plan.tensor_bytes;
   return out;
 }

@@ -1,4 +1,4 @@
-// What ckptctl finds out from files alone, without a daemon.
+// The functions of ckptctl that need files only, and no daemon.
 #ifndef CKPTD_CLIENT_CLI_OFFLINE_H_
 #define CKPTD_CLIENT_CLI_OFFLINE_H_
 
@@ -14,7 +14,7 @@
 
 namespace ckptd::cli {
 
-// As OpenWithRemarks, of a source as a person names it. Errors: those of AbsolutePath, too.
+// As OpenWithRemarks, for a source as a person writes it. Errors: also those of AbsolutePath.
 absl::StatusOr<OpenedCheckpoint> OpenNamed(const std::string& named);
 
 // Reads the headers of a source. Errors as OpenNamed.
@@ -22,7 +22,7 @@ absl::StatusOr<SourceInfo> InspectOffline(const std::string& source);
 
 SourceInfo ToSourceInfo(const CheckpointIndex& index);
 
-// Each on a line of its own, as a note.
+// Prints each on a line of its own, as a note.
 void PrintRemarks(const std::vector<std::string>& remarks, std::ostream& out);
 
 struct OfflinePlan {
@@ -30,8 +30,8 @@ struct OfflinePlan {
   std::vector<std::string> warnings;  // sentences for people
 };
 
-// Plans every rank of a layout in rule form. Errors as OpenCheckpoint,
-// LayoutRules and PlanRank.
+// Plans every rank of a layout in rule form. Errors: those of OpenCheckpoint, LayoutRules and
+// PlanRank.
 absl::StatusOr<OfflinePlan> PlanOffline(const std::string& source, const std::string& layout,
                                         const DtypePolicy& policy);
 

@@ -13,7 +13,7 @@ constexpr std::chrono::seconds kBetweenLines{5};
 constexpr size_t kBarColumns = 24;
 constexpr size_t kMaxRanksShown = 8;
 
-// A load that has just been accepted is in no stage yet.
+// A load that has just been accepted has no stage yet.
 std::string_view StageName(LoadStage stage) {
   return stage == LoadStage::kUnspecified ? "STARTING" : NameOf(stage);
 }
@@ -34,7 +34,7 @@ std::string Waiting(const std::vector<int32_t>& ranks) {
   return out;
 }
 
-// What is known beyond the stage and the share.
+// The facts after the stage and the percentage.
 std::string Details(const LoadProgress& progress) {
   std::string out;
   if (progress.bytes_total > 0) {
@@ -77,7 +77,7 @@ std::string ProgressBar(const LoadProgress& progress, size_t width) {
 void ProgressView::Update(const LoadProgress& progress) {
   if (quiet_) return;
   if (io_.err_terminal) {
-    // The last column stays free: some terminals wrap when it is written.
+    // The last column stays free, because some terminals wrap when it is written.
     io_.err << '\r' << ProgressBar(progress, io_.width > 1 ? io_.width - 1 : 1) << "\x1b[K"
             << std::flush;
     drawn_ = true;

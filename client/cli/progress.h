@@ -1,5 +1,5 @@
-// How a load's progress is shown: a bar that redraws itself on a terminal, plain
-// lines elsewhere, nothing with --quiet.
+// Shows a load's progress: a bar on a terminal, plain lines on other streams, nothing with
+// --quiet.
 #ifndef CKPTD_CLIENT_CLI_PROGRESS_H_
 #define CKPTD_CLIENT_CLI_PROGRESS_H_
 
@@ -21,7 +21,7 @@ std::string ProgressBar(const LoadProgress& progress, size_t width);
 class ProgressView {
  public:
   ProgressView(Io& io, bool quiet) : io_(io), quiet_(quiet) {}
-  // Leaves no half-drawn bar behind.
+  // Removes the bar, so that no half of it remains.
   ~ProgressView() { Clear(); }
   ProgressView(const ProgressView&) = delete;
   ProgressView& operator=(const ProgressView&) = delete;

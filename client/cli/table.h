@@ -21,7 +21,7 @@ class Table {
 
   // One cell per column.
   void AddRow(const std::vector<std::string>& cells);
-  // Titles, then rows; two spaces between columns, none at the end of a line.
+  // Prints titles, then rows, with two spaces between columns and none at the end of a line.
   void Print(std::ostream& out) const;
 
  private:
@@ -29,8 +29,7 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// "key:  value" lines with aligned values; values are escaped, lines of an
-// empty value are left out.
+// Prints "key:  value" lines with aligned values. Values are escaped. Empty values are left out.
 void PrintFields(const std::vector<std::pair<std::string, std::string>>& fields,
                  std::ostream& out);
 

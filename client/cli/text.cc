@@ -31,7 +31,7 @@ std::string HumanBytes(uint64_t bytes) {
   if (bytes < 1000) return fmt::format("{} B", bytes);
   auto value = static_cast<double>(bytes);
   size_t unit = 0;
-  // What would be printed as 1000 is 1.0 of the next unit.
+  // A value that would be printed as 1000 becomes 1.0 of the next unit.
   while (value >= 999.5 && unit + 1 < kUnits.size()) {
     value /= 1000;
     ++unit;

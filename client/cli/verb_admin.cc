@@ -22,7 +22,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Kind = JsonField::Kind;
 
-// A result of few facts: an object, or one sentence unless --quiet.
+// Prints a result of few facts: an object, or one sentence unless --quiet.
 void PrintResult(const std::vector<JsonField>& fields, const std::string& sentence,
                  Context& context) {
   if (context.json()) {
@@ -52,7 +52,7 @@ struct UnloadOptions {
   bool all_ranks = false;
 };
 
-// Those that nobody holds, and nobody has pinned.
+// Checkpoints without leases and pins.
 absl::StatusOr<std::vector<std::string>> IdleNames(const Context& context) {
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
   CKPTD_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> checkpoints, client.List());
@@ -64,8 +64,8 @@ absl::StatusOr<std::vector<std::string>> IdleNames(const Context& context) {
   return names;
 }
 
-// Whether a rank of several may say so, while others do what was asked.
-bool MayLack(const absl::Status& status, bool all_ranks) {
+// Whether this error is expected from some of several ranks, because they lack the checkpoint.
+bool IsMissingOnThisRank(const absl::Status& status, bool all_ranks) {
   return all_ranks && ReasonOf(status) == reason::kCheckpointNotFound;
 }
 
@@ -81,11 +81,11 @@ absl::Status UnloadOf(const UnloadOptions& options, Context& context, absl::Stat
     const std::string name = CheckpointName(id);
     const absl::StatusOr<AdminClient::Unloaded> unloaded =
         admin.Unload(name, options.force, options.idle);
-    if (MayLack(unloaded.status(), options.all_ranks || options.idle)) {
+    if (IsMissingOnThisRank(unloaded.status(), options.all_ranks || options.idle)) {
       lacking = unloaded.status();
       continue;
     }
-    // Somebody has come for it in between, is yet to come, or has others filled.
+    // A client has acquired it meanwhile, will do so, or other ranks are being filled.
     const std::string why = ReasonOf(unloaded.status());
     if (options.idle && (why == reason::kLeased || why == reason::kNotActive)) continue;
     CKPTD_RETURN_IF_ERROR(unloaded.status());
@@ -119,7 +119,7 @@ absl::StatusOr<int> RunPin(const std::string& id, bool off, bool all_ranks, Cont
   const absl::Status status = ForEachRank(context, all_ranks, [&](Context& one) -> absl::Status {
     CKPTD_ASSIGN_OR_RETURN(AdminClient admin, one.ConnectAdmin());
     const absl::StatusOr<CheckpointInfo> pinned = admin.Pin(CheckpointName(id), !off);
-    if (MayLack(pinned.status(), all_ranks)) {
+    if (IsMissingOnThisRank(pinned.status(), all_ranks)) {
       lacking = pinned.status();
       return absl::OkStatus();
     }
@@ -163,8 +163,8 @@ absl::StatusOr<int> RunTrim(Context& context) {
   return kExitFine;
 }
 
-// None takes new work while another is waited for. One that cannot be told does not keep the
-// others from being waited for: what is wrong with it shows when it is asked again.
+// Drains all ranks first, so that none takes new work while another is waited for. Errors are
+// ignored here, because the next request to that rank reports them.
 void DrainEveryRank(const Context& context) {
   Context quiet = context;
   quiet.globals.quiet = true;
@@ -185,7 +185,7 @@ absl::StatusOr<int> RunDrain(const std::string& wait, bool all_ranks, Context& c
   const absl::Status status = ForEachRank(context, all_ranks, [&](Context& one) -> absl::Status {
     CKPTD_ASSIGN_OR_RETURN(AdminClient admin, one.ConnectAdmin());
     CKPTD_ASSIGN_OR_RETURN(const DaemonInfo daemon, admin.Info());
-    // Each has what those before it have left of the time.
+    // Each rank gets the time that is left.
     std::optional<Timeout> left = patience;
     if (all_ranks && left.has_value()) {
       left = std::max(std::chrono::ceil<Timeout>(end - Clock::now()), Timeout(1));

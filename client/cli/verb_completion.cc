@@ -14,7 +14,7 @@ struct VerbWords {
   std::string name;
   std::string description;
   std::vector<std::string> options;  // with their dashes
-  bool takes_name = false;           // its first argument is a checkpoint's name
+  bool takes_name = false;           // the first argument is a checkpoint's name
 };
 
 std::vector<std::string> OptionsOf(const CLI::App& app) {
@@ -45,7 +45,7 @@ std::vector<std::string> NamesOf(const std::vector<VerbWords>& verbs) {
   return out;
 }
 
-// Descriptions go between single quotes.
+// Descriptions are put between single quotes.
 std::string Quoted(std::string text) {
   text.erase(std::remove(text.begin(), text.end(), '\''), text.end());
   return fmt::format("'{}'", text);

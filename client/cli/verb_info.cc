@@ -37,7 +37,7 @@ std::string MemoryLine(const MemoryInfo& memory) {
                      HumanBytes(memory.huge_page_bytes), HumanBytes(memory.lingering_bytes));
 }
 
-// How large the arena is to be, and why.
+// The arena's target size, and the reason.
 std::string ArenaLine(const MemoryInfo& memory) {
   if (memory.arena_why.empty()) return "";
   return fmt::format("{}: {}", HumanBytes(memory.arena_target_bytes), memory.arena_why);

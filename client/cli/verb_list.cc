@@ -31,7 +31,7 @@ std::string StateOf(const CheckpointInfo& checkpoint) {
                                             static_cast<double>(progress.bytes_total));
 }
 
-// "2/4": of how many ranks the shard is resident.
+// "2/4": on how many ranks the shard is resident.
 std::string RanksOf(const CheckpointInfo& checkpoint) {
   if (checkpoint.resident_ranks == 0) return "";
   return fmt::format("{}/{}", checkpoint.resident_ranks, checkpoint.world_size);
@@ -107,8 +107,8 @@ absl::StatusOr<int> RunGet(const std::string& id, Context& context) {
   return kExitFine;
 }
 
-// By which ways the bytes came from storage.
-std::string WaysOf(const LoadProgress& progress) {
+// How the bytes were read from storage.
+std::string IoModesOf(const LoadProgress& progress) {
   const uint64_t buffered =
       progress.storage_bytes - std::min(progress.storage_bytes,
                                         progress.mapped_bytes + progress.direct_bytes);
@@ -156,7 +156,7 @@ void PrintCheckpoint(const CheckpointInfo& checkpoint, Context& context) {
        {"shard", fmt::format("{}, {}", Counted(checkpoint.tensor_count, "tensor"),
                              HumanBytes(checkpoint.slab_bytes))},
        {"all ranks", moved ? fmt::format("{}, {} of files read{}", HumanBytes(progress.bytes_done),
-                                         HumanBytes(progress.storage_bytes), WaysOf(progress))
+                                         HumanBytes(progress.storage_bytes), IoModesOf(progress))
                            : ""},
        {"host tier", progress.restored_bytes > 0
                          ? HumanBytes(progress.restored_bytes) + " of this rank restored"

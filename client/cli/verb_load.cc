@@ -53,11 +53,11 @@ absl::StatusOr<LoadRequest> ToRequest(const Options& options, const Context& con
   if (!options.wait_memory.empty()) {
     CKPTD_ASSIGN_OR_RETURN(request.wait_memory, ParseTimeout(options.wait_memory));
   }
-  request.hold = false;  // trainers acquire it, later; `ckptctl pin` keeps it for them
+  request.hold = false;  // trainers acquire it later; `ckptctl pin` keeps it for them
   return request;
 }
 
-// "3.4 s at 4.5 GB/s", from the first to the last moment of the load.
+// "3.4 s at 4.5 GB/s", over the whole load.
 std::string Speed(const CheckpointInfo& checkpoint) {
   if (!checkpoint.create_time.has_value() || !checkpoint.active_time.has_value()) return {};
   const Seconds took = *checkpoint.active_time - *checkpoint.create_time;
@@ -89,7 +89,7 @@ void PrintLoaded(const LoadResult& result, Context& context) {
   }
 }
 
-// Why nothing that was resident served it.
+// Tells why no resident checkpoint answered the request.
 void NoteDifference(const LoadResult& result, Context& context) {
   if (result.differs.empty() || !result.checkpoint.served_from.empty()) return;
   context.Note(fmt::format("note: another load of this source is resident; it differs in: {}",

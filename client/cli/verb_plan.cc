@@ -32,9 +32,9 @@ struct Options {
   DeviceMapArguments device_map;
 };
 
-// As daemons choose: GPUs of one host map each other's memory.
-ModelWay WayOf(const std::string& comm, ModelReaders readers, const Hardware& hardware,
-               size_t ranks) {
+// The choice that daemons make: GPUs of one host map each other's memory.
+ModelWay ChooseWay(const std::string& comm, ModelReaders readers, const Hardware& hardware,
+                   size_t ranks) {
   if (comm != "auto") return comm == "nccl" ? ModelWay::kNccl : ModelWay::kDirect;
   const bool far = ranks > hardware.gpus_per_host && readers != ModelReaders::kPerNode;
   return far && hardware.network > 0 ? ModelWay::kNccl : ModelWay::kDirect;
@@ -51,7 +51,7 @@ absl::StatusOr<LoadPrediction> Predict(const Options& options, const PlanSummary
                                                               : ModelReaders::kRank0;
   return PredictLoad(hardware, shape,
                      options.cached ? ModelSource::kPageCache : ModelSource::kStorage, readers,
-                     WayOf(options.comm, readers, hardware, plan.ranks.size()));
+                     ChooseWay(options.comm, readers, hardware, plan.ranks.size()));
 }
 
 void PrintPrediction(const Options& options, const LoadPrediction& prediction, std::ostream& out) {
@@ -80,7 +80,7 @@ void PrintPrediction(const Options& options, const LoadPrediction& prediction, s
   stages.Print(out);
 }
 
-// from_one: whether rank 0 reads for all, for which alone it is counted what others receive.
+// from_one: rank 0 reads for all. Only then is the number of received bytes known.
 void PrintPlan(const OfflinePlan& plan, bool from_one, std::ostream& out) {
   const PlanSummary& summary = plan.summary;
   PrintFields({{"read from storage", HumanBytes(summary.storage_bytes)},
@@ -129,7 +129,7 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
     CKPTD_ASSIGN_OR_RETURN(const DtypePolicy dtypes, ToDtypePolicy(options.dtype, options.keep_f32));
     return RunDeviceMap(options.path, dtypes, options.remote, options.device_map, context);
   }
-  // What is mistaken is said before a large checkpoint is planned.
+  // Mistakes in options are reported before a large checkpoint is planned.
   if (!options.hardware.empty()) CKPTD_RETURN_IF_ERROR(FindHardware(options.hardware).status());
   CKPTD_ASSIGN_OR_RETURN(const OfflinePlan plan, Plan(options, context));
   std::optional<LoadPrediction> prediction;

@@ -29,24 +29,24 @@ struct Options {
   std::string target;
   bool attached = false;
   std::string manifest;        // compare files with it
-  std::string write_manifest;  // of files
+  std::string write_manifest;  // write a manifest of the files to it
 };
 
-// What is looked at of files without a manifest.
+// What is checked in files without a manifest.
 constexpr char kFilesAlone[] = "headers and sizes of the files";
 
 struct Verified {
   std::string what;
   std::string how;
   VerifyResult result;
-  std::vector<ManifestDifference> differences;  // what does not match, one by one
-  bool compared = true;                         // false: looked at for the first time
+  std::vector<ManifestDifference> differences;  // each mismatch
+  bool compared = true;                         // false: there was nothing to compare with
   int32_t world_size = 1;                       // of the group that holds it
-  std::vector<std::string> remarks = {};        // about files, as OpenWithRemarks
+  std::vector<std::string> remarks = {};        // about files, as from OpenWithRemarks
 };
 
-// A path has a slash at its start or a file behind it; a checkpoint's name has
-// neither, except for the prefix of all names.
+// A path starts with a slash, or has a file after one. A checkpoint's name has no slash, except
+// after the common prefix.
 bool IsPath(const std::string& target) {
   if (target.substr(0, 12) == "checkpoints/") return false;
   std::error_code ignored;
@@ -61,7 +61,7 @@ std::string TextOf(const ManifestDifference& difference) {
   return fmt::format("{} in {}: {}", difference.tensor, difference.file, difference.what);
 }
 
-// Host memory is looked at where it is; a tensor in device memory comes over first.
+// Host memory is checked in place. A tensor in device memory is copied to the host first.
 absl::StatusOr<bool> IsIntact(const Shard& shard, const ShardTensor& tensor) {
   std::span<const std::byte> bytes(tensor.data, tensor.padded_bytes);
   std::vector<std::byte> copy;
@@ -75,7 +75,7 @@ absl::StatusOr<bool> IsIntact(const Shard& shard, const ShardTensor& tensor) {
          std::all_of(padding.begin(), padding.end(), [](std::byte b) { return b == std::byte{0}; });
 }
 
-// The digests again, over the bytes this process itself has mapped.
+// Computes the digests over the bytes that this process has mapped.
 absl::StatusOr<VerifyResult> VerifyAttached(Client& client, const std::string& name) {
   CKPTD_ASSIGN_OR_RETURN(const Shard shard, client.Acquire(name));
   VerifyResult result;
@@ -94,7 +94,7 @@ absl::StatusOr<VerifyResult> VerifyAttached(Client& client, const std::string& n
     CKPTD_ASSIGN_OR_RETURN(const bool right, IsIntact(shard, tensor));
     if (right) continue;
     result.mismatched.push_back(tensor.name);
-    result.files.emplace_back();  // a shard's table does not say
+    result.files.emplace_back();  // a shard's table has no file names
   }
   return result;
 }
@@ -122,7 +122,7 @@ absl::StatusOr<Verified> CompareWithManifest(const Options& options) {
   }
   CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenNamed(options.target));
   CKPTD_ASSIGN_OR_RETURN(const Manifest now, MakeManifest(opened.index));
-  Verified out{options.target, "digests of all bytes, beside " + options.manifest,
+  Verified out{options.target, "digests of all bytes, compared with " + options.manifest,
                CountsOf(opened.index), Compare(*kept, now), true, 1, opened.remarks};
   for (const ManifestDifference& difference : out.differences) {
     out.result.mismatched.push_back(difference.tensor.empty() ? difference.file
@@ -131,7 +131,7 @@ absl::StatusOr<Verified> CompareWithManifest(const Options& options) {
   return out;
 }
 
-// What can be refused is, before every byte is read.
+// Everything that can be refused is checked before all bytes are read.
 absl::StatusOr<Verified> KeepManifest(const Options& options, Context& context) {
   const std::string& target = options.write_manifest;
   CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenNamed(options.target));
@@ -142,7 +142,7 @@ absl::StatusOr<Verified> KeepManifest(const Options& options, Context& context) 
   if (IsStdout(target)) {
     context.io.out << ToJson(manifest);
   } else {
-    // Again: reading took its time, and what is there now counts.
+    // Checked again, because the folder may have changed while bytes were read.
     CKPTD_ASSIGN_OR_RETURN(const std::string path, ManifestPath(index, target));
     CKPTD_RETURN_IF_ERROR(WriteWhole(path, ToJson(manifest)));
   }
@@ -183,7 +183,7 @@ absl::StatusOr<Verified> VerifyLoaded(const Options& options, Context& context) 
     out.differences.push_back(
         {out.result.mismatched[i], out.result.files[i], "not the bytes that were loaded"});
   }
-  // The result stands, also of what was unloaded meanwhile.
+  // The result is printed even if the checkpoint has been unloaded meanwhile.
   const absl::StatusOr<CheckpointInfo> info = client.Get(out.what);
   if (info.ok()) out.world_size = info->world_size;
   return out;
@@ -207,8 +207,8 @@ absl::Status Mismatch(const Verified& verified) {
   if (!first.tensor.empty()) facts["tensor"] = first.tensor;
   if (rank < 0) {
     return MakeError(absl::StatusCode::kDataLoss, reason::kDigestMismatch,
-                     fmt::format("verifying {}: it is not what its manifest says: {}; copy or "
-                                 "download it again, or keep a new manifest if this was meant",
+                     fmt::format("verifying {}: it differs from its manifest: {}; copy or download "
+                                 "it again, or keep a new manifest if this was meant",
                                  verified.what, Listed(texts)),
                      facts);
   }
@@ -221,24 +221,24 @@ absl::Status Mismatch(const Verified& verified) {
                    facts);
 }
 
-// Files are of no rank.
-std::string OfRank(int32_t rank) { return rank < 0 ? "" : fmt::format(" of rank {}", rank); }
+// Files belong to no rank.
+std::string RankSuffix(int32_t rank) { return rank < 0 ? "" : fmt::format(" of rank {}", rank); }
 
 void Print(const Verified& verified, Context& context) {
   const VerifyResult& result = verified.result;
   if (context.json()) {
     context.io.out << ToJson(result, verified.what, verified.how, verified.differences,
-                              verified.remarks)
+                             verified.remarks)
                    << '\n';
   } else if (result.mismatched.empty()) {
     if (context.globals.quiet) return;
     context.io.out << Escape(fmt::format("{}{}: {}, {}: {}{}{}{}", verified.what,
-                                         OfRank(result.rank),
+                                         RankSuffix(result.rank),
                                          Counted(result.tensor_count, "tensor"),
                                          HumanBytes(result.bytes), verified.how,
                                          verified.compared ? " are right" : "",
                                          verified.how == kFilesAlone
-                                             ? "; bytes are compared beside a --manifest"
+                                             ? "; --manifest compares the bytes"
                                              : "",
                                          OtherRanks(verified.world_size)))
                    << '\n';
@@ -255,12 +255,12 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
   const absl::StatusOr<Verified> verified =
       files ? VerifyPath(options, context) : VerifyLoaded(options, context);
   if (files && absl::IsDataLoss(verified.status())) {
-    // Damaged files are what this verb looks for: not just any failure.
+    // Damaged files are what this verb looks for, so they have an exit code of their own.
     context.PrintError(verified.status());
     return kExitMismatch;
   }
   CKPTD_RETURN_IF_ERROR(verified.status());
-  // Nothing but the manifest goes where the manifest went.
+  // If the manifest is printed to stdout, nothing else is.
   if (!IsStdout(options.write_manifest)) Print(*verified, context);
   if (!verified->result.mismatched.empty()) return Mismatch(*verified);
   return kExitFine;

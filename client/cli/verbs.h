@@ -1,5 +1,5 @@
-// The verbs of ckptctl. Each Add... declares one with its options and help, and
-// sets Context::action when it is named. One .cc per group.
+// The verbs of ckptctl. Each Add... function declares one with its options and help, and sets
+// Context::action when it is chosen. One .cc file per group of verbs.
 #ifndef CKPTD_CLIENT_CLI_VERBS_H_
 #define CKPTD_CLIENT_CLI_VERBS_H_
 
@@ -28,21 +28,20 @@ void AddLogLevel(CLI::App& app, Context& context);
 void AddCompletion(CLI::App& app, Context& context);
 void AddVersion(CLI::App& app, Context& context);
 
-// A verb with its one-line description and its examples.
+// Adds a verb with a one-line description and examples.
 CLI::App* AddVerb(CLI::App& app, const std::string& name, const std::string& description,
                   const std::string& footer);
 
-// "name: state ..." of one checkpoint, field by field.
+// Prints the fields of one checkpoint.
 void PrintCheckpoint(const CheckpointInfo& checkpoint, Context& context);
 
-// Follows a load with a progress display. Cancelled when Ctrl-C ended it.
+// Follows a load with a progress display. Cancelled if Ctrl-C ended it.
 absl::StatusOr<CheckpointInfo> Follow(Client& client, const CheckpointInfo& checkpoint,
                                       Timeout timeout, Context& context);
-// Tells that the load goes on; the exit code of an interrupted run.
+// Tells that the load continues. Returns the exit code of an interrupted run.
 int ReportInterrupted(const std::string& name, Context& context);
 
-// Completion script of a shell ("bash", "zsh", "fish"), from the verbs and
-// options that `app` has.
+// The completion script for a shell ("bash", "zsh", "fish"), from the verbs and options of `app`.
 std::string CompletionScript(const CLI::App& app, std::string_view shell);
 
 }  // namespace ckptd::cli

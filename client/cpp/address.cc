@@ -34,7 +34,7 @@ bool StartsWith(std::string_view text, std::string_view start) {
   return text.substr(0, start.size()) == start;
 }
 
-// The number in the first of two variables that is set; 0 when neither is.
+// The number in the first of two variables that is set. 0 if neither is.
 absl::StatusOr<uint32_t> NumberOf(const Environment& environment, const std::string& first,
                                   const std::string& second) {
   for (const std::string& name : {first, second}) {

@@ -1,4 +1,4 @@
-// A connection to the admin socket of one daemon: what operators do.
+// A connection to the admin socket of one daemon, for operators.
 #ifndef CKPTD_CLIENT_CPP_ADMIN_H_
 #define CKPTD_CLIENT_CPP_ADMIN_H_
 
@@ -15,10 +15,10 @@
 namespace ckptd {
 inline namespace client {
 
-// As Client: blocking, thread-safe, deadlines on everything, the same errors.
+// As Client: blocking, thread-safe, a deadline for every call, the same errors.
 class AdminClient {
  public:
-  // The options name the workload socket; its admin twin is dialled.
+  // The options name the workload socket. This connects to the admin socket of the same daemon.
   static absl::StatusOr<AdminClient> Connect(const ConnectOptions& options = {});
 
   AdminClient(AdminClient&&) noexcept;
@@ -33,16 +33,16 @@ class AdminClient {
   absl::StatusOr<CheckpointInfo> Pin(const std::string& name, bool pinned);
   absl::StatusOr<std::vector<LeaseInfo>> Leases();
   absl::StatusOr<DaemonInfo> Info();
-  // Refuses new work from now on; with a wait, until no lease is left. Leases
-  // that remain.
+  // Makes the daemon refuse new work. With `wait`, waits until no lease is left. Returns the
+  // remaining leases.
   absl::StatusOr<uint32_t> Drain(std::optional<Timeout> wait);
   struct Trimmed {
-    uint64_t freed_bytes = 0;      // went back to the system
+    uint64_t freed_bytes = 0;      // given back to the system
     uint64_t used_bytes = 0;       // of checkpoints
-    uint64_t lingering_bytes = 0;  // of none any more, but clients map them
+    uint64_t lingering_bytes = 0;  // of no checkpoint, but clients still map them
   };
   absl::StatusOr<Trimmed> Trim();
-  // The level before.
+  // Returns the previous level.
   absl::StatusOr<std::string> SetLogLevel(const std::string& level);
 
  private:

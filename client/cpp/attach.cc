@@ -22,7 +22,7 @@ constexpr size_t kTokenChars = 32;
 constexpr size_t kHeaderBytes = 16;
 constexpr std::array<char, 4> kMagic = {'C', 'K', 'P', '1'};
 constexpr uint32_t kMaxSentenceBytes = 64 << 10;
-// 4 PiB in default segments: more is a broken answer, not a slab.
+// 4 PiB in default segments. A larger number is an invalid answer.
 constexpr size_t kMaxSegments = size_t{1} << 24;
 
 struct Header {
@@ -39,7 +39,7 @@ absl::Status Broken(const AttachRequest& request, std::string_view why) {
                    {{"address", request.fd_socket}});
 }
 
-// What does not fit together here is all of the daemon's making.
+// Inconsistent numbers come from the daemon, so the error says that its answer is invalid.
 absl::Status AsReply(absl::Status status, const AttachRequest& request) {
   return ReasonOf(status) == reason::kInvalidRequest ? Broken(request, MessageOf(status)) : status;
 }
@@ -50,7 +50,7 @@ uint32_t LittleEndian(std::span<const std::byte> bytes) {
   return value;
 }
 
-// The daemon said no: its own code and sentence.
+// The daemon refused: returns its code and sentence.
 absl::Status ReadRefusal(int socket, uint32_t code, const AttachRequest& request,
                          Deadline deadline) {
   CKPTD_ASSIGN_OR_RETURN(const Received length, RecvExactly(socket, 4, 0, deadline));
@@ -78,12 +78,12 @@ absl::StatusOr<Header> ParseHeader(std::span<const std::byte> bytes, const Attac
                 LittleEndian(bytes.subspan(12, 4))};
 }
 
-// How many the daemon sends: one a segment, none of memory that is opened by name.
+// How many descriptors the daemon sends: one per segment, none for CUDA IPC.
 size_t DescriptorsOf(const AttachRequest& request) {
   return request.ipc_handle.empty() ? request.segment_bytes.size() : 0;
 }
 
-// One message; appends its descriptors. True when more are to come.
+// Receives one message and appends its descriptors. True if more will follow.
 absl::StatusOr<bool> ReceiveSome(int socket, const AttachRequest& request, Deadline deadline,
                                  std::vector<UniqueFd>& fds) {
   const size_t missing = DescriptorsOf(request) - fds.size();
@@ -134,7 +134,7 @@ absl::Status CheckRequest(const AttachRequest& request) {
   return absl::OkStatus();
 }
 
-// All but the lease.
+// Maps everything, but does not take the lease.
 absl::StatusOr<Attached> Map(const LeasedSegments& segments, const AttachRequest& request) {
   Attached out;
   if (request.segment_bytes.empty()) return out;

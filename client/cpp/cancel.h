@@ -10,10 +10,10 @@
 namespace ckptd {
 inline namespace client {
 
-// Thread-safe. One call at a time can listen to it. Once cancelled it stays so.
+// Thread-safe. One call at a time can listen to it. It cannot be reset.
 class CancelToken {
  public:
-  // True when a call was listening and is being ended.
+  // True if a call was listening and is being ended.
   bool Cancel() {
     MutexLock lock(mutex_);
     cancelled_ = true;
@@ -26,8 +26,8 @@ class CancelToken {
     return cancelled_;
   }
 
-  // While it lives, Cancel() calls `listener` (at once, when that has happened
-  // already), under the token's lock.
+  // While it exists, Cancel() calls `listener`, under the token's lock. If the token is cancelled
+  // already, the constructor calls it.
   class Listening {
    public:
     Listening(CancelToken* token, std::function<void()> listener) : token_(token) {

@@ -18,16 +18,16 @@ namespace ckptd {
 inline namespace client {
 namespace {
 
-// Error details travel as metadata; the default of 8 KiB cuts long lists off.
+// Error details are sent as metadata. The default of 8 KiB would cut long lists.
 constexpr int kMaxMetadataBytes = 256 << 10;
-// A source's metadata comes in one piece, and may be longer than the default of 4 MiB.
+// A source's metadata is in one message, which may exceed the default of 4 MiB.
 constexpr int kMaxMessageBytes = 64 << 20;
-// A daemon that stands still keeps its connection open: while calls are in flight
-// it is asked for a sign of life, and the connection ended without one.
+// A stalled daemon keeps its connection open. So during calls it is pinged, and the connection
+// ends without an answer.
 constexpr int kKeepaliveTimeMs = 5000;
 constexpr int kKeepaliveTimeoutMs = 2000;
-// The kernel takes connections for a daemon that stands still: a call does not wait for
-// one of them longer than this.
+// The kernel accepts connections for a stalled daemon. A call waits for one of them no longer
+// than this.
 constexpr int kReconnectMs = 1000;
 
 absl::Status Unreachable(absl::StatusCode code, const Address& address, std::string_view why) {
@@ -38,8 +38,7 @@ absl::Status Unreachable(absl::StatusCode code, const Address& address, std::str
                    {{"address", address.Shown()}, {"chosen_by", address.chosen_by}});
 }
 
-// A stranger may have made a socket where a daemon's was expected. Root may use
-// anybody's daemon.
+// Another user may have created a socket at the daemon's path. Root may use anybody's daemon.
 absl::StatusOr<pid_t> CheckOwner(const Address& address, int connection) {
   CKPTD_ASSIGN_OR_RETURN(const PeerCredentials owner, CredentialsOf(connection));
   const uid_t own = ::geteuid();
@@ -48,8 +47,8 @@ absl::StatusOr<pid_t> CheckOwner(const Address& address, int connection) {
                      fmt::format("user {} listens there, neither this user nor root", owner.uid));
 }
 
-// gRPC tries again and again and forgets why; one connection of our own says it. The process
-// that listens there.
+// gRPC retries and loses the reason, so this tries one plain connection. Returns the pid of the
+// process that listens there.
 absl::StatusOr<pid_t> Probe(const Address& address, Timeout timeout) {
   const auto probe = ConnectUnix(address.path, std::chrono::steady_clock::now() + timeout);
   const absl::Status status = probe.status();
@@ -67,8 +66,8 @@ absl::StatusOr<pid_t> Probe(const Address& address, Timeout timeout) {
   }
 }
 
-// The kernel took the connection; starting another daemon would not help.
-absl::Status Silent(const Address& address, pid_t pid, Timeout timeout) {
+// The kernel accepted the connection, so starting another daemon would not help.
+absl::Status DoesNotAnswer(const Address& address, pid_t pid, Timeout timeout) {
   return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonUnreachable,
                    fmt::format("connecting to the daemon at {} (chosen by {}): process {} listens "
                                "there, but has not answered within {} ms; see whether it is "
@@ -97,7 +96,7 @@ absl::StatusOr<Connection> OpenConnection(const Address& address, const ConnectO
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, kReconnectMs / 10);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kReconnectMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMs);
-  // A connection of our own, so that its end is the end of the socket.
+  // Not shared with other channels, so that the connection ends with this one.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   Connection connection;
   connection.address = address;
@@ -107,7 +106,7 @@ absl::StatusOr<Connection> OpenConnection(const Address& address, const ConnectO
       grpc::CreateCustomChannel(address.target, grpc::InsecureChannelCredentials(), arguments);
   if (!connection.channel->WaitForConnected(std::chrono::system_clock::now() +
                                             options.connect_timeout)) {
-    if (listens != 0) return Silent(address, listens, options.connect_timeout);
+    if (listens != 0) return DoesNotAnswer(address, listens, options.connect_timeout);
     return Unreachable(absl::StatusCode::kUnavailable, address,
                        fmt::format("no gRPC server answered within {} ms",
                                    options.connect_timeout.count()));

@@ -1,5 +1,5 @@
-// One gRPC connection and how calls are made on it. Includes gRPC: for the .cc
-// files of this folder.
+// One gRPC connection, and how calls are made on it. Includes gRPC, so only the .cc files of this
+// folder include it.
 #ifndef CKPTD_CLIENT_CPP_CHANNEL_H_
 #define CKPTD_CLIENT_CPP_CHANNEL_H_
 
@@ -26,15 +26,15 @@ struct Connection {
   Timeout gone_timeout{8'000};
 };
 
-// A connection that answers. Errors: Unavailable or PermissionDenied
-// DAEMON_UNREACHABLE with the address and how it was chosen.
+// A connection that answers. Errors: Unavailable or PermissionDenied DAEMON_UNREACHABLE with the
+// address and how it was chosen.
 absl::StatusOr<Connection> OpenConnection(const Address& address, const ConnectOptions& options);
 
 inline void SetDeadline(grpc::ClientContext& context, Timeout timeout) {
   context.set_deadline(std::chrono::system_clock::now() + timeout);
 }
 
-// One unary call with a deadline; `doing` starts the error's sentence.
+// One unary call with a deadline. `doing` is the beginning of the error's sentence.
 template <typename Stub, typename Request, typename Response>
 absl::Status Call(const Connection& connection, Stub& stub,
                   grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),

@@ -25,9 +25,9 @@ using Stub = v1::CheckpointService::Stub;
 constexpr std::string_view kNamePrefix = "checkpoints/";
 constexpr int kLoadAttempts = 3;
 constexpr Timeout kReleaseTimeout{1'000};
-// Of a load that is not watched.
+// For a load that cannot be watched.
 constexpr Timeout kPollPeriod{500};
-// Beyond any source: a daemon that pages without end is stopped here.
+// More than any source has. Ends a daemon's endless pages.
 constexpr int kMaxPages = 1 << 16;
 
 std::string NewRequestId() {
@@ -35,11 +35,11 @@ std::string NewRequestId() {
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
 }
 
-// All pages of one answer have the time of one call.
+// All pages of one answer together have the time of one call.
 class Pages {
  public:
   explicit Pages(Timeout timeout) : timeout_(timeout) {}
-  // What is left for the next one.
+  // The time that is left for the next page.
   absl::StatusOr<Timeout> Next(std::string_view doing) {
     if (++count_ > kMaxPages) return BadAnswer("its pages do not end");
     const auto left = std::chrono::duration_cast<Timeout>(begun_ + timeout_ - Clock::now());
@@ -61,7 +61,7 @@ std::string RankList(const std::vector<int32_t>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-// A watch that ran out of time says what the load was waiting for.
+// If a watch runs out of time, the error says what the load was waiting for.
 absl::Status WatchTimeout(const CheckpointInfo& last, const std::string& name, Timeout timeout) {
   std::string what = fmt::format("it is {}", NameOf(last.state));
   if (last.state == CheckpointState::kLoading) {
@@ -80,11 +80,11 @@ absl::Status WatchTimeout(const CheckpointInfo& last, const std::string& name, T
                    {{"checkpoint", name}, {"stage", std::string(NameOf(last.progress.stage))}});
 }
 
-// The pauses of one call, which end when it is cancelled.
+// The pauses of one call. A cancellation ends them.
 class Pauses {
  public:
   explicit Pauses(CancelToken* cancel) : listening_(cancel, [this] { Cancel(); }) {}
-  // False when it is cancelled.
+  // False if it was cancelled.
   bool Wait(Timeout longest) {
     MutexLock lock(mutex_);
     return !changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + longest,
@@ -103,7 +103,7 @@ class Pauses {
   Mutex mutex_;
   CondVar changed_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
-  const CancelToken::Listening listening_;  // last: it may call at once
+  const CancelToken::Listening listening_;  // last, because its constructor may call the listener
 };
 
 }  // namespace
@@ -132,16 +132,17 @@ struct Client::Impl {
   absl::StatusOr<Shard> Map(const std::string& name, v1::AcquireShardResponse& acquired,
                             LeasedSegments segments, const AttachRequest& attach);
   void Release(const std::string& lease);
-  // The id of this client's last load of that checkpoint, by which the daemon keeps it; empty: none.
+  // The id of this client's last load of that checkpoint, with which the daemon holds it. Empty:
+  // none.
   std::string LoadIdOf(const std::string& name) {
     MutexLock lock(mutex);
     const auto at = load_ids.find(name);
     return at == load_ids.end() ? "" : at->second;
   }
 
-  // Follows a load by the daemon's stream; sets `last` to what it has said so far.
+  // Follows a load through the daemon's stream. Sets `last` to the latest state.
   absl::Status Stream(const std::string& name, const WatchOptions& options, CheckpointInfo& last);
-  // The same by asking from time to time.
+  // The same by polling.
   absl::Status Poll(const std::string& name, const WatchOptions& options, CheckpointInfo& last);
 
   Connection connection;
@@ -321,12 +322,12 @@ absl::StatusOr<ShardTable> Client::Impl::FetchTable(const std::string& name,
   return table;
 }
 
-// Shows the token. With an answer, the lease is held by a connection.
+// Sends the token. If the daemon answers, the connection is the lease.
 absl::StatusOr<LeasedSegments> Client::Impl::Fetch(const std::string& name,
                                                    const v1::AcquireShardResponse& acquired,
                                                    const AcquireOptions& options,
                                                    AttachRequest& attach) {
-  // A lease bears the name of its checkpoint: one of another is of other memory.
+  // A lease's name begins with its checkpoint, so another name means other memory.
   if (!acquired.lease().starts_with(name + "/leases/")) {
     return BadAnswer(fmt::format("asked for {} it leases {}", name, acquired.lease()));
   }
@@ -349,7 +350,7 @@ absl::StatusOr<Shard> Client::Impl::Map(const std::string& name,
   return Shard::Create(std::move(attached), std::move(table), attach.mode, acquired.lease());
 }
 
-// The daemon need not wait for its token to expire.
+// Tells the daemon, so that it need not wait for its token to expire.
 void Client::Impl::Release(const std::string& lease) {
   v1::ReleaseShardRequest request;
   request.set_lease(lease);
@@ -378,7 +379,7 @@ absl::StatusOr<Shard> Client::Acquire(const std::string& name, const AcquireOpti
     impl_->Release(acquired.lease());
     return WithContext(segments.status(), doing);
   }
-  // The token is short-lived, so the lease is taken before further pages.
+  // The token expires soon, so it is used before further pages are fetched.
   absl::StatusOr<Shard> shard = impl_->Map(name, acquired, *std::move(segments), attach);
   if (!shard.ok()) return WithContext(shard.status(), doing);
   return shard;

@@ -1,4 +1,4 @@
-// A connection to one daemon: what trainers and tools do with checkpoints.
+// A connection to one daemon, for trainers and tools.
 #ifndef CKPTD_CLIENT_CPP_CLIENT_H_
 #define CKPTD_CLIENT_CPP_CLIENT_H_
 
@@ -28,55 +28,57 @@ inline namespace client {
 using Timeout = std::chrono::milliseconds;
 
 struct ConnectOptions {
-  AddressQuery address = {};           // empty: CKPTD_ADDRESS, else the default socket
+  AddressQuery address = {};           // empty: CKPTD_ADDRESS, otherwise the default socket
   Timeout connect_timeout{5'000};
-  Timeout call_timeout{30'000};        // of each call that is given no other, all its pages together
-  // How long a daemon may be gone, as while it is restarted, or silent where it would answer
-  // at once, before a call that has longer gives up.
+  // for each call without a timeout of its own, all its pages together
+  Timeout call_timeout{30'000};
+  // How long a daemon may be away (such as during a restart), or silent where it should answer at
+  // once, before a call with a longer timeout gives up.
   Timeout gone_timeout{8'000};
 };
 
-// Rule form ("fsdp:4" or the JSON text of a layout file), or the rank form of
-// this daemon's rank, with expected shapes for all of its tensors or for none.
+// The rule form ("fsdp:4" or the JSON text of a layout file), or the rank form for this daemon's
+// rank, with expected shapes for all of its tensors or for none.
 using LayoutSpec = std::variant<std::string, RankLayout>;
 
 struct PlanRequest {
-  std::string source = {};  // absolute path, as the daemon sees it, or its file URI
+  std::string source = {};  // absolute path on the daemon's host, or its file URI
   LayoutSpec layout = {};
   DtypePolicy dtype_policy = {};
 };
 
-// Devices of one process instead of ranks; see DeviceMapOptions and ModuleTreeOptions.
+// A plan for devices of one process instead of ranks; see DeviceMapOptions and ModuleTreeOptions.
 struct DeviceMapRequest {
-  std::string source = {};  // absolute path, as the daemon sees it, or its file URI
+  std::string source = {};  // absolute path on the daemon's host, or its file URI
   DtypePolicy dtype_policy = {};
   DeviceMapWay way = DeviceMapWay::kAuto;
-  std::string max_memory = {};  // as ParseMaxMemory reads it
+  std::string max_memory = {};  // as ParseMaxMemory accepts it
   std::vector<std::string> no_split = {};
   std::vector<std::string> order = {};
   std::map<std::string, std::string> tied = {};
 };
 
 struct LoadRequest {
-  std::string source = {};  // absolute path, as the daemon sees it, or its file URI
+  std::string source = {};  // absolute path on the daemon's host, or its file URI
   LayoutSpec layout = {};
   DtypePolicy dtype_policy = {};
   AttachMode intended_mode = AttachMode::kShared;
-  // As which the memory will be handed out; unset: as the daemon's tier does by itself.
-  // For kCudaIpc read about CudaIpcHandle in ckptd/v1/checkpoint_service.proto.
+  // The kind of handles for the memory. Unset: the default of the daemon's tier. For kCudaIpc
+  // read about CudaIpcHandle in ckptd/v1/checkpoint_service.proto.
   std::optional<HandleKind> handle_kind = {};
   bool digests = true;
-  Timeout timeout{600'000};  // of the whole load; at most 24 hours
-  // For memory that clients hold now; 0: NO_MEMORY at once.
+  Timeout timeout{600'000};  // for the whole load; at most 24 hours
+  // How long to wait for memory that clients hold. 0: NO_MEMORY at once.
   Timeout wait_memory{0};
-  // Whether this client will acquire it: until then, for 10 s, it is not evicted.
+  // Whether this client will acquire the shard. It is then not evicted for 10 s.
   bool hold = true;
 };
 
 struct LoadResult {
   CheckpointInfo checkpoint;
   bool resident = false;             // it was there already, or is being loaded
-  std::vector<std::string> differs;  // identity fields in which a resident near-miss differs
+  // identity fields in which a similar resident checkpoint differs
+  std::vector<std::string> differs;
 };
 
 struct WatchOptions {
@@ -91,9 +93,9 @@ struct AcquireOptions {
   bool populate = true;
 };
 
-// Every call blocks until its answer or its deadline. Thread-safe. Errors carry
-// the daemon's code, reason and facts; a daemon that is not there is Unavailable
-// DAEMON_UNREACHABLE, one that does not answer in time DeadlineExceeded DEADLINE.
+// Every call blocks until its answer or its deadline. Thread-safe. Errors have the daemon's code,
+// reason and facts. A daemon that cannot be reached is Unavailable DAEMON_UNREACHABLE, one that
+// does not answer in time DeadlineExceeded DEADLINE.
 class Client {
  public:
   static absl::StatusOr<Client> Connect(const ConnectOptions& options = {});
@@ -104,21 +106,21 @@ class Client {
 
   const Address& address() const;
 
-  // All pages of the source's table.
+  // Fetches all pages of the source's table.
   absl::StatusOr<SourceInfo> Inspect(const std::string& source);
   absl::StatusOr<PlanSummary> Plan(const PlanRequest& request);
   absl::StatusOr<DeviceMap> Plan(const DeviceMapRequest& request);
-  // Starts a load, or finds the resident checkpoint; returns at once. A call
-  // that the transport lost is tried again under the same request id.
+  // Starts a load, or finds the resident checkpoint. Returns at once. A call that the transport
+  // lost is sent again with the same request id.
   absl::StatusOr<LoadResult> Load(const LoadRequest& request);
-  // Follows a load until it leaves LOADING, whatever it became then.
+  // Follows a load until it is no longer LOADING, whatever its state is then.
   absl::StatusOr<CheckpointInfo> Watch(const std::string& name, const WatchOptions& options = {});
   absl::StatusOr<CheckpointInfo> Get(const std::string& name);
   absl::StatusOr<std::vector<CheckpointInfo>> List();
-  // Leases and maps this rank's shard. Nothing is mapped before everything that
-  // the daemon said about it was checked.
+  // Leases and maps this rank's shard. Everything that the daemon says about it is checked before
+  // anything is mapped.
   absl::StatusOr<Shard> Acquire(const std::string& name, const AcquireOptions& options = {});
-  // Computes the digests of the resident shard again, in the daemon.
+  // Has the daemon compute the digests of the resident shard again.
   absl::StatusOr<VerifyResult> Verify(const std::string& name, Timeout timeout = Timeout(600'000));
 
  private:

@@ -1,6 +1,6 @@
-// Between the contract's messages and the library's values: the only place that
-// knows both. Whatever comes from the daemon is checked here; errors are DataLoss
-// INVALID_REPLY ("client and daemon do not fit together").
+// Converts between the API's messages and the library's values. Only this code knows both.
+// Everything from the daemon is checked here. Errors are DataLoss INVALID_REPLY ("client and
+// daemon do not fit together").
 #ifndef CKPTD_CLIENT_CPP_CONVERT_H_
 #define CKPTD_CLIENT_CPP_CONVERT_H_
 
@@ -23,8 +23,8 @@ inline namespace client {
 
 // To the daemon.
 v1::AttachMode ToProto(AttachMode mode);
-// Errors: InvalidArgument INVALID_REQUEST for expected shapes of some tensors only, which the
-// contract cannot say.
+// Errors: InvalidArgument INVALID_REQUEST if only some tensors have expected shapes, which the
+// API cannot express.
 absl::Status CheckLayout(const LayoutSpec& layout);
 v1::Layout ToProto(const LayoutSpec& layout);
 v1::PlanLoadRequest ToProto(const PlanRequest& request);
@@ -40,17 +40,17 @@ VerifyResult FromProto(const v1::VerifyCheckpointResponse& response);
 LeaseInfo FromProto(const v1::Lease& lease);
 DaemonInfo FromProto(const v1::GetDaemonInfoResponse& response);
 
-// Adds one page to `out`; its first page also brings what is not paged.
+// Adds one page to `out`. The first page also has what is not paged.
 absl::Status AppendSource(const v1::InspectCheckpointResponse& page, SourceInfo& out);
 
-// Adds one page of a shard's tensors. Every tensor lies inside of the slab, its
-// size follows from dtype and shape, every alias refers into this page.
+// Adds one page of a shard's tensors. Every tensor must be inside the slab, its size must follow
+// from dtype and shape, and every alias must refer to this page.
 absl::Status AppendTensors(const v1::TensorTable& page, uint64_t slab_bytes, ShardTable& out);
 
-// How to attach to what was acquired; the segments make up the slab exactly.
+// How to attach to an acquired shard. The segments must add up to the slab.
 absl::StatusOr<AttachRequest> ToAttachRequest(const v1::AcquireShardResponse& response);
 
-// The error for an answer that makes no sense.
+// The error for an invalid answer.
 absl::Status BadAnswer(const std::string& why);
 
 }  // namespace client

@@ -13,7 +13,7 @@ namespace {
 
 std::optional<TimePoint> TimeOf(bool set, const google::protobuf::Timestamp& time) {
   if (!set) return std::nullopt;
-  // Nanoseconds since 1970 end in 2262.
+  // Nanoseconds since 1970 overflow in 2262.
   constexpr int64_t kMost = 9'000'000'000;
   const auto since = std::chrono::seconds(std::clamp(time.seconds(), -kMost, kMost)) +
                      std::chrono::nanoseconds(time.nanos());
@@ -70,7 +70,7 @@ LoadProgress ProgressOf(const v1::Progress& progress) {
 
 LoadFailure FailureOf(const v1::Failure& failure) {
   LoadFailure out;
-  // 0 would be "OK", which no failure is.
+  // 0 would be "OK", which is no failure.
   if (failure.code() > 0 && failure.code() <= 16) {
     out.code = static_cast<absl::StatusCode>(failure.code());
   }
@@ -172,7 +172,7 @@ VerifyResult FromProto(const v1::VerifyCheckpointResponse& response) {
   out.bytes = response.bytes();
   out.mismatched.assign(response.mismatched().begin(), response.mismatched().end());
   out.files.assign(response.files().begin(), response.files().end());
-  out.files.resize(out.mismatched.size());  // an older daemon does not say
+  out.files.resize(out.mismatched.size());  // an older daemon does not send them
   out.rank = response.rank();
   return out;
 }

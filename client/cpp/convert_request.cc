@@ -28,8 +28,8 @@ absl::Status CheckLayout(const LayoutSpec& layout) {
   if (stated == ranks->targets.end()) return absl::OkStatus();
   const auto missing = std::find_if_not(ranks->targets.begin(), ranks->targets.end(), states);
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                   fmt::format("stating a layout: tensor {} has an expected shape and {} has none; "
-                               "state those of all tensors, or none",
+                   fmt::format("making a layout: tensor {} has an expected shape and {} has none; "
+                               "give those of all tensors, or none",
                                stated->name, missing->name),
                    {{"tensor", missing->name}});
 }

@@ -23,7 +23,7 @@ absl::StatusOr<Dtype> DtypeOf(int value, const std::string& name) {
   return static_cast<Dtype>(value);
 }
 
-// Cuts the next tensor's shape off the concatenated ones.
+// Takes the next tensor's shape from the concatenated ones.
 template <typename Dims>
 absl::StatusOr<Shape> NextShape(uint32_t rank, const Dims& dims, int& at, const std::string& name) {
   if (rank > kMaxShapeRank || dims.size() - at < static_cast<int>(rank)) {
@@ -34,7 +34,7 @@ absl::StatusOr<Shape> NextShape(uint32_t rank, const Dims& dims, int& at, const 
   return shape;
 }
 
-// Bytes of a dense tensor; nullopt when they pass 64 bits.
+// Bytes of a dense tensor. Nullopt if they exceed 64 bits.
 std::optional<uint64_t> DenseBytes(Dtype dtype, const Shape& shape) {
   constexpr uint64_t kMost = std::numeric_limits<uint64_t>::max() / 64;
   uint64_t elements = 1;
@@ -68,7 +68,7 @@ absl::Status CheckPlace(const ShardTensor& tensor, uint64_t slab_bytes) {
     return BadAnswer(fmt::format("the {} bytes of tensor {} do not follow from its dtype and shape",
                                  tensor.bytes, tensor.name));
   }
-  // Members of flat parameters follow each other element by element.
+  // Members of flat parameters are not padded, so they are aligned to elements only.
   const uint64_t alignment = std::max(BitsOf(tensor.dtype) / 8, 1u);
   if (tensor.offset % alignment != 0 || tensor.padded_bytes < tensor.bytes ||
       tensor.padded_bytes > slab_bytes || tensor.offset > slab_bytes - tensor.padded_bytes) {
@@ -107,7 +107,7 @@ absl::Status CheckSourceColumns(const v1::SourceTable& table) {
   return absl::OkStatus();
 }
 
-// What comes with the first page.
+// Reads what comes with the first page.
 void BeginSource(const v1::InspectCheckpointResponse& page, SourceInfo& out) {
   out.source = page.source();
   out.identity = page.source_identity();
@@ -207,7 +207,7 @@ absl::Status TakeMemfd(const v1::AcquireShardResponse& response, AttachRequest& 
   return absl::OkStatus();
 }
 
-// Of either kind of device memory.
+// For both kinds of device memory.
 template <typename Handle>
 absl::Status TakeDevice(const Handle& handle, const v1::AcquireShardResponse& response,
                         AttachRequest& out) {
@@ -216,7 +216,7 @@ absl::Status TakeDevice(const Handle& handle, const v1::AcquireShardResponse& re
   if (out.device_uuid.empty()) return BadAnswer("it offers device memory and names no device");
   if (handle.allocation_bytes() < response.slab_bytes() ||
       (handle.allocation_bytes() > 0 && response.slab_bytes() == 0)) {
-    return BadAnswer("the allocation is no place for the slab");
+    return BadAnswer("the allocation does not fit the slab");
   }
   if (response.slab_bytes() > 0) out.segment_bytes = {handle.allocation_bytes()};
   return absl::OkStatus();
@@ -229,7 +229,7 @@ absl::Status TakeCudaIpc(const v1::AcquireShardResponse& response, AttachRequest
   if (out.ipc_handle.size() == (response.slab_bytes() > 0 ? kHandleBytes : 0)) {
     return absl::OkStatus();
   }
-  return BadAnswer(fmt::format("it names device memory by {} bytes", out.ipc_handle.size()));
+  return BadAnswer(fmt::format("its handle of device memory has {} bytes", out.ipc_handle.size()));
 }
 
 absl::Status TakeHandle(const v1::AcquireShardResponse& response, AttachRequest& out) {

@@ -18,11 +18,11 @@ namespace {
 constexpr std::chrono::seconds kPatience{10};
 constexpr size_t kReadStep = 1 << 20;
 
-// What this process has open of other processes' memory. A second opening of one handle is
-// an error for some drivers, so whoever asks for it again shares the first.
+// Memory of other processes that this process has open. Some drivers refuse to open a handle
+// twice, so users of one handle share it.
 class OpenedMemory {
  public:
-  // Closed when the last one lets go.
+  // Closed by its last user.
   absl::StatusOr<std::shared_ptr<const CudaAllocation>> Open(
       const std::shared_ptr<CudaDevice>& device, const std::string& handle, uint64_t bytes) {
     MutexLock lock(mutex_);
@@ -56,7 +56,7 @@ class OpenedMemory {
 };
 
 OpenedMemory& Opened() {
-  static OpenedMemory* const all = new OpenedMemory;  // outlives whoever lets go at exit
+  static OpenedMemory* const all = new OpenedMemory;  // outlives users that free memory at exit
   return *all;
 }
 
@@ -66,7 +66,7 @@ absl::StatusOr<std::shared_ptr<CudaDevice>> OpenDevice(const std::string& uuid) 
   return CudaDevice::Open(*driver, std::move(gpu));
 }
 
-// Of the same kind: a GPU whose memory is lent by name may have no other.
+// A copy of the same kind, because a GPU whose memory is lent by CUDA IPC may have no other.
 absl::StatusOr<CudaAllocation> CopyOf(const CudaAllocation& from) {
   const auto& device = from.device();
   CKPTD_ASSIGN_OR_RETURN(CudaAllocation copy,
@@ -84,12 +84,12 @@ absl::StatusOr<CudaAllocation> CopyOf(const CudaAllocation& from) {
   return copy;
 }
 
-// After what the device keeps already.
+// Closes `lease` after everything that the device has deferred before.
 void CloseWhenIdle(CudaDevice& device, UniqueFd lease) {
-  // Functions can be copied, descriptors cannot.
+  // The function must be copyable, and a descriptor is not.
   const auto held = std::make_shared<const UniqueFd>(std::move(lease));
-  // Idle: nobody keeps the lease, and what was kept before it may still be there.
-  if (!device.Keep([held](const CudaDriver&) {})) device.FreeKept();
+  // If the device is not Busy, the lease closes here, and earlier deferred frees may be left.
+  if (!device.DeferFree([held](const CudaDriver&) {})) device.FreeDeferred();
 }
 
 }  // namespace
@@ -98,7 +98,7 @@ struct DeviceMemory::Impl {
   std::shared_ptr<const CudaAllocation> memory;
   uint64_t copied = 0;
 
-  // Of PRIVATE memory a copy is kept, nothing else. What is kept, the client's other GPUs reach.
+  // For PRIVATE memory only the copy is kept. The client's other GPUs get access to the memory.
   static absl::StatusOr<std::unique_ptr<Impl>> Make(std::shared_ptr<const CudaAllocation> lent,
                                                     AttachMode mode) {
     auto impl = std::make_unique<Impl>();
@@ -108,7 +108,7 @@ struct DeviceMemory::Impl {
       impl->memory = std::make_shared<const CudaAllocation>(std::move(copy));
       impl->copied = impl->memory->bytes();
     }
-    impl->memory->LetPeersIn(mode != AttachMode::kShared);
+    impl->memory->AllowPeerAccess(mode != AttachMode::kShared);
     return impl;
   }
 };

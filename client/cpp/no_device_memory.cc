@@ -1,4 +1,4 @@
-// In the place of device_memory.cc where CUDA's headers were not there to build it.
+// Replaces device_memory.cc if CUDA's headers are missing at build time.
 #include "client/cpp/device_memory.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"

@@ -49,7 +49,7 @@ absl::StatusOr<Shard> Shard::Create(Attached attached, ShardTable table, AttachM
         tensor.offset > attached.slab_bytes - tensor.padded_bytes) {
       return Bad(tensor.name, "lies outside of the slab");
     }
-    // An empty tensor of an empty shard has nothing to point at.
+    // An empty tensor of an empty shard has no address.
     tensor.data = base == nullptr ? nullptr : base + tensor.offset;
   }
   Shard shard(std::move(attached), std::move(table), mode, std::move(lease));

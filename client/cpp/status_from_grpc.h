@@ -1,4 +1,4 @@
-// Errors of calls. Includes gRPC: for the .cc files of this folder.
+// Turns gRPC's errors into ours. Includes gRPC, so only the .cc files of this folder include it.
 #ifndef CKPTD_CLIENT_CPP_STATUS_FROM_GRPC_H_
 #define CKPTD_CLIENT_CPP_STATUS_FROM_GRPC_H_
 
@@ -12,10 +12,9 @@
 namespace ckptd {
 inline namespace client {
 
-// The error of a call that was `doing` something ("loading /data/m"). An error
-// of the daemon keeps its code, sentence, reason and facts. One that the
-// transport made gets a reason of ours: DAEMON_UNREACHABLE, DEADLINE, or that of
-// its code. Never OK for a failed call.
+// The error of a call that was `doing` something ("loading /data/m"). An error of the daemon
+// keeps its code, sentence, reason and facts. An error of the transport gets a reason of ours:
+// DAEMON_UNREACHABLE, DEADLINE, or that of its code. Never OK for a failed call.
 absl::Status StatusFromGrpc(const grpc::Status& status, std::string_view doing,
                             const Address& address);
 

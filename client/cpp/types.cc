@@ -53,8 +53,8 @@ absl::Status CheckActive(const CheckpointInfo& checkpoint) {
   }
   if (checkpoint.state == CheckpointState::kTaken) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kTaken,
-                     fmt::format("{} was taken by an EXCLUSIVE client, so the daemon holds its "
-                                 "memory no more; load {} again",
+                     fmt::format("{} was taken by an EXCLUSIVE client, so the daemon no longer "
+                                 "holds its memory; load {} again",
                                  checkpoint.name, checkpoint.source),
                      facts);
   }

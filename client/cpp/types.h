@@ -1,5 +1,5 @@
-// What the client library answers with: plain values, no gRPC. Sizes are bytes,
-// counts are exact, times are wall-clock.
+// The results of the client library: plain values, no gRPC. Sizes are bytes, counts are exact,
+// times are wall-clock.
 #ifndef CKPTD_CLIENT_CPP_TYPES_H_
 #define CKPTD_CLIENT_CPP_TYPES_H_
 
@@ -18,15 +18,15 @@
 #include "common/checkpoint/dtype.h"
 #include "common/checkpoint/index.h"
 
-// Inline: users write ckptd::Client, and a binary that also links the daemon's
-// core cannot mix up two types of one name.
+// An inline namespace: users write ckptd::Client, and a binary that also links the daemon's code
+// cannot confuse two types of one name.
 namespace ckptd {
 inline namespace client {
 
 using TimePoint = std::chrono::system_clock::time_point;
 using Seconds = std::chrono::duration<double>;
 
-// Values equal those of the contract (ckptd.v1).
+// Values equal those of the API (ckptd.v1).
 enum class CheckpointState : uint8_t {
   kUnspecified = 0, kLoading, kActive, kUnloading, kFailed, kTaken,
 };
@@ -35,7 +35,7 @@ enum class LoadStage : uint8_t {
   kPublishing, kWaitingForMemory,
 };
 
-// "ACTIVE", "TRANSFERRING", "SHARED"; "UNSPECIFIED" for anything unknown.
+// "ACTIVE", "TRANSFERRING", "SHARED". "UNSPECIFIED" for unknown values.
 std::string_view NameOf(CheckpointState state);
 std::string_view NameOf(LoadStage stage);
 std::string_view NameOf(AttachMode mode);
@@ -51,17 +51,17 @@ struct LoadProgress {
   uint64_t bytes_total = 0;
   uint64_t bytes_done = 0;
   double bytes_per_second = 0;         // 0 before the transfer began
-  int32_t slowest_rank = -1;           // -1 when unknown
-  std::vector<int32_t> waiting_ranks;  // a gathering load waits for these
+  int32_t slowest_rank = -1;           // -1: unknown
+  std::vector<int32_t> waiting_ranks;  // a pending load waits for these
   std::string elsewhere;               // what one of them loads instead, for people
-  std::string no_memory;               // kWaitingForMemory: who holds what, for people
+  std::string no_memory;               // kWaitingForMemory: which clients hold how much, for people
   uint64_t storage_bytes = 0;
-  uint64_t mapped_bytes = 0;  // of these, read through a mapping of the page cache
-  uint64_t direct_bytes = 0;  // and past it
+  uint64_t mapped_bytes = 0;  // those of them that were read through a mapping of the page cache
+  uint64_t direct_bytes = 0;  // those of them that were read past the page cache
   uint64_t sent_bytes = 0;
-  uint64_t restored_bytes = 0;  // of this rank, from its daemon's host tier
-  std::vector<int32_t> streamed_ranks;  // got their bytes through streams, not by mapping
-  std::vector<StageTime> stages;       // finished ones, in order
+  uint64_t restored_bytes = 0;          // of this rank, from its daemon's host tier
+  std::vector<int32_t> streamed_ranks;  // got their bytes through streams, not through a mapping
+  std::vector<StageTime> stages;        // finished ones, in order
 };
 
 struct LoadFailure {
@@ -73,10 +73,10 @@ struct LoadFailure {
 
 struct CheckpointInfo {
   std::string name;    // checkpoints/{id}
-  std::string source;  // absolute path; its file URI where that is not UTF-8
+  std::string source;  // absolute path; its file URI if that is not UTF-8
   CheckpointState state = CheckpointState::kUnspecified;
   AttachMode intended_mode = AttachMode::kShared;
-  std::optional<HandleKind> handle_kind;  // unset: an older daemon's
+  std::optional<HandleKind> handle_kind;  // unset: from an older daemon
   int32_t rank = 0;
   int32_t world_size = 0;
   uint64_t epoch = 0;
@@ -84,22 +84,22 @@ struct CheckpointInfo {
   uint32_t tensor_count = 0;  // of this rank
   std::string plan_digest;
   std::string identity;
-  std::string source_identity;  // of the files that it is from: SourceInfo::identity
+  std::string source_identity;  // SourceInfo::identity of its files
   bool digests = false;
   bool pinned = false;
   uint32_t lease_count = 0;
   LoadProgress progress;
-  // Of a load that failed; when ACTIVE: of the last one that was to fill the ranks without it.
+  // The failure of the load. When ACTIVE: of the last load that was to fill ranks without it.
   std::optional<LoadFailure> failure;
-  uint32_t resident_ranks = 0;  // that hold their shard, when ACTIVE; 0: an older daemon's
+  uint32_t resident_ranks = 0;  // ranks that hold their shard, when ACTIVE; 0: from an older daemon
   std::optional<TimePoint> create_time;
   std::optional<TimePoint> active_time;
   std::string layout;
-  std::string served_from;  // the checkpoint whose memory it is; empty: it has its own
+  std::string served_from;  // the checkpoint that owns the memory; empty: this one does
 };
 
-// OK for an ACTIVE checkpoint, else the error that says why not: the load's own
-// failure, or FailedPrecondition NOT_ACTIVE.
+// OK for an ACTIVE checkpoint. Otherwise the reason: the load's own failure, or
+// FailedPrecondition NOT_ACTIVE.
 absl::Status CheckActive(const CheckpointInfo& checkpoint);
 
 struct FileSize {
@@ -111,26 +111,27 @@ struct SourceTensor {
   std::string name;
   Dtype dtype = Dtype::kUnspecified;
   Shape shape;          // global
-  uint32_t file = 0;    // index into SourceInfo::files, of the first piece
+  uint32_t file = 0;    // of the first piece: index into SourceInfo::files
   uint64_t offset = 0;  // absolute, in that file
   uint64_t bytes = 0;
 };
 
 struct SourceInfo {
-  std::string source;  // as CheckpointInfo::source; paths of files likewise
-  std::string identity;  // hex digest over the files: equal while nobody replaces or writes them
+  std::string source;    // as CheckpointInfo::source; paths of files likewise
+  std::string identity;  // hex digest over the files; changes if a file is replaced or written
   std::vector<FileSize> files;
   uint64_t tensor_count = 0;
   uint64_t tensor_bytes = 0;
   std::vector<SourceTensor> tensors;
   std::map<std::string, std::string> aliases;  // alias -> tensor
   std::map<std::string, std::string> metadata;
-  std::vector<std::string> remarks;  // for people: what was left out, what is odd in an index
+  // for people: what was left out, and irregularities of an index
+  std::vector<std::string> remarks;
 };
 
 struct RankBytes {
   int32_t rank = 0;
-  uint64_t slab_bytes = 0;    // alignment and padding included
+  uint64_t slab_bytes = 0;    // with alignment and padding
   uint64_t tensor_bytes = 0;
   uint32_t tensor_count = 0;
   uint64_t received_bytes = 0;  // sent to this rank by the reader
@@ -138,29 +139,28 @@ struct RankBytes {
 
 struct PlanSummary {
   std::vector<RankBytes> ranks;
-  std::vector<FileSize> files;  // distinct bytes read of each
+  std::vector<FileSize> files;  // distinct bytes read from each
   uint64_t storage_bytes = 0;
   uint64_t peak_rank_bytes = 0;
   uint64_t total_slab_bytes = 0;
-  uint64_t distinct_bytes = 0;  // of tensors, equal shards once
+  uint64_t distinct_bytes = 0;  // of tensors; equal shards count once
   std::string plan_digest;
 };
 
 struct VerifyResult {
   uint64_t tensor_count = 0;
   uint64_t bytes = 0;
-  std::vector<std::string> mismatched;  // empty means verified
-  // Where mismatched[i] was read from, of several files the first; empty where that is
-  // not known.
+  std::vector<std::string> mismatched;  // empty: verified
+  // The file of mismatched[i], the first if there are several. Empty if it is not known.
   std::vector<std::string> files;
-  int32_t rank = -1;                    // whose shard it was; -1: files
+  int32_t rank = -1;                    // rank of the shard; -1: files
 };
 
 struct LeaseInfo {
   std::string name;
   std::string checkpoint;
   AttachMode mode = AttachMode::kShared;
-  int32_t pid = 0;  // 0: not known
+  int32_t pid = 0;  // 0: unknown
   uint32_t uid = 0;
   bool connected = false;
   std::optional<TimePoint> create_time;
@@ -173,12 +173,12 @@ struct MemoryInfo {
   uint64_t used_bytes = 0;
   uint64_t arena_bytes = 0;
   uint64_t arena_target_bytes = 0;
-  std::string arena_why;  // why that much, for people
+  std::string arena_why;  // reason of the arena's size, for people
   uint64_t huge_page_bytes = 0;
   uint64_t lingering_bytes = 0;
-  std::string device_uuid;     // tier cuda
-  uint64_t staging_bytes = 0;  // pinned host memory that bytes for the GPU go through
-  uint64_t host_tier_bytes = 0;  // for pristine copies of what EXCLUSIVE clients took
+  std::string device_uuid;       // for tier cuda
+  uint64_t staging_bytes = 0;    // pinned host memory through which bytes for the GPU pass
+  uint64_t host_tier_bytes = 0;  // for pristine copies of shards that EXCLUSIVE clients took
   uint64_t host_tier_used_bytes = 0;
 };
 

@@ -22,7 +22,7 @@ void AtOnce(size_t count, size_t most, absl::FunctionRef<void(size_t)> work) {
     try {
       others.emplace_back(take);
     } catch (const std::system_error&) {
-      break;  // those that run do the work
+      break;  // the running threads do the work
     }
   }
   work(0);

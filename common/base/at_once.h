@@ -1,5 +1,5 @@
-// Threads for work that can be done at once, where a system that has no more of them is an
-// error, or only slower, and never the end of the process.
+// Starts threads for work that can be done concurrently. If the system has no more threads, the
+// work becomes slower or returns an error, and never ends the process.
 #ifndef CKPTD_COMMON_BASE_AT_ONCE_H_
 #define CKPTD_COMMON_BASE_AT_ONCE_H_
 
@@ -17,11 +17,11 @@
 
 namespace ckptd {
 
-// Calls work(0) .. work(count - 1), up to `most` of them at once, and waits for all. This
-// thread calls work(0), and as many of the others as no thread can be had for.
+// Calls work(0) .. work(count - 1), at most `most` of them at a time, and waits for all. This
+// thread calls work(0), and the calls for which no thread can be started.
 void AtOnce(size_t count, size_t most, absl::FunctionRef<void(size_t)> work);
 
-// What cannot be done because there is no thread for it: ResourceExhausted NO_MEMORY.
+// The error if no thread can be started: ResourceExhausted NO_MEMORY.
 absl::Status NoThread(const std::string& doing, const std::system_error& error);
 
 // std::async on a thread of its own. Errors: NoThread's.

@@ -59,7 +59,7 @@ uint64_t Xxh3(std::string_view text) { return Xxh3(std::as_bytes(std::span(text)
 
 uint64_t CombineBlockDigests(std::span<const uint64_t> blocks) {
   if (blocks.size() == 1) return blocks[0];
-  return Xxh3(std::as_bytes(blocks));  // little-endian hosts only, as the formats
+  return Xxh3(std::as_bytes(blocks));  // only on little-endian hosts, like the formats
 }
 
 uint64_t TensorDigest(std::span<const std::byte> bytes) {

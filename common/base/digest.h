@@ -1,4 +1,4 @@
-// XXH3-64 with the widest vectors of this CPU, and the tensor digest built on it.
+// XXH3-64 with the widest vectors of this CPU, and the digest of a tensor.
 #ifndef CKPTD_COMMON_BASE_DIGEST_H_
 #define CKPTD_COMMON_BASE_DIGEST_H_
 
@@ -10,14 +10,13 @@
 
 namespace ckptd {
 
-// XXH3-64, seed 0. The packaged library is an SSE2 build; this one picks
-// AVX2 or AVX-512 at run time (3x faster; same values).
+// XXH3-64, seed 0. The packaged library is an SSE2 build. This one uses AVX2 or AVX-512 if the
+// CPU has them (3x faster; same values). Thread-safe.
 uint64_t Xxh3(std::span<const std::byte> bytes);
 uint64_t Xxh3(std::string_view text);
 
-// XXH3-64, seed 0, of bytes that come in parts: the value after Update(a),
-// Update(b) is Xxh3 of a followed by b. Not thread-safe; a plain value without
-// a destructor (safe to abandon by longjmp).
+// XXH3-64, seed 0, of bytes that come in parts: the value after Update(a), Update(b) is Xxh3 of a
+// followed by b. Not thread-safe. It has no destructor, so it may be abandoned by longjmp.
 class Xxh3Stream {
  public:
   Xxh3Stream() { Reset(); }
@@ -29,11 +28,11 @@ class Xxh3Stream {
   alignas(64) std::byte state_[576];
 };
 
-// Tensors longer than this are hashed in blocks of it.
+// Longer tensors are hashed in blocks of this size.
 inline constexpr uint64_t kDigestBlockBytes = uint64_t{1} << 20;
 
-// Digest of a tensor from those of its blocks (at least one; of an empty tensor
-// the XXH3 of no bytes): a single block's digest is the tensor's.
+// Digest of a tensor from its blocks' digests, at least one (an empty tensor has one block of no
+// bytes). If there is one block, its digest is the tensor's.
 uint64_t CombineBlockDigests(std::span<const uint64_t> blocks);
 
 // Digest of a tensor that lies in one piece of memory.

@@ -11,7 +11,7 @@
 namespace ckptd {
 namespace {
 
-// Of the well-formed sequence that is all of `text`.
+// The code point of `text`, which must be one well-formed sequence.
 uint32_t CodePointOf(std::string_view text) {
   const auto first = static_cast<uint8_t>(text[0]);
   if (text.size() == 1) return first;

@@ -1,4 +1,5 @@
-// Foreign text (names of files and tensors, messages of libraries) for terminals and logs.
+// Makes foreign text (names of files and tensors, messages of libraries) safe for terminals and
+// logs.
 #ifndef CKPTD_COMMON_BASE_ESCAPE_H_
 #define CKPTD_COMMON_BASE_ESCAPE_H_
 
@@ -7,10 +8,9 @@
 
 namespace ckptd {
 
-// The text with everything that could steer a terminal or fool its reader
-// spelled out: control characters as \n, \x1b, \u0085; marks that change the
-// direction of text as \u202e; bytes that are no UTF-8 as \xff; backslashes as
-// they are. One line, of UTF-8.
+// The text as one line of UTF-8, with everything escaped that could control a terminal or mislead
+// a reader. Control characters become \n, \x1b, \u0085. Marks that change the direction of text
+// become \u202e. Bytes that are not UTF-8 become \xff. Backslashes are kept.
 std::string Escape(std::string_view text);
 
 }  // namespace ckptd

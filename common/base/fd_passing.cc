@@ -22,7 +22,7 @@
 namespace ckptd {
 namespace {
 
-constexpr int kBacklog = 4096;  // a burst of clients must not be turned away; the kernel caps it
+constexpr int kBacklog = 4096;  // so that many clients may connect at once; the kernel caps it
 constexpr auto kRetryPause = std::chrono::milliseconds(2);
 constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int) * kMaxFdsPerMessage);
 
@@ -171,8 +171,8 @@ absl::Status SendWithFds(int socket, std::span<const std::byte> bytes, std::span
     if (n > 0) {
       sent += static_cast<size_t>(n);
     } else if (n < 0 && errno == ETOOMANYREFS && std::chrono::steady_clock::now() < deadline) {
-      // Too many descriptors of ours are on their way: the other side takes some
-      // out soon, and there is no event for that.
+      // Too many of our descriptors are in messages. The other side will receive some soon, but
+      // there is no event for that.
       std::this_thread::sleep_for(kRetryPause);
     } else if (n < 0 && errno == EAGAIN) {
       CKPTD_RETURN_IF_ERROR(WaitForFd(socket, POLLOUT, deadline, "sending on a Unix socket"));
@@ -196,7 +196,7 @@ absl::StatusOr<Received> RecvWithFds(int socket, size_t max_bytes, size_t max_fd
     msghdr message = {};
     message.msg_iov = &part;
     message.msg_iovlen = 1;
-    // CMSG_LEN, not CMSG_SPACE: its padding would let one descriptor more in.
+    // CMSG_LEN, not CMSG_SPACE, whose padding has room for one more descriptor.
     message.msg_control = max_fds > 0 ? control.data() : nullptr;
     message.msg_controllen = max_fds > 0 ? CMSG_LEN(sizeof(int) * max_fds) : 0;
     const ssize_t n = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
@@ -248,7 +248,7 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline)
   for (;;) {
     const int error = ConnectOnce(fd.get(), address);
     if (error == 0 || error == EISCONN) return fd;
-    // A full backlog gives EAGAIN at once and no event to wait for.
+    // A full backlog returns EAGAIN at once, without an event to wait for.
     if (error != EAGAIN && error != EINTR) return SocketError(error, doing);
     if (std::chrono::steady_clock::now() >= deadline) {
       return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
@@ -266,7 +266,8 @@ std::optional<FileAt> FileAt::Of(const std::string& path) {
 
 absl::StatusOr<UnixListener> UnixListener::Open(const std::string& path, mode_t mode) {
   CKPTD_RETURN_IF_ERROR(AddressOf(path).status());
-  // Between the look at a stale socket and its removal nobody else may put a live one there.
+  // The lock keeps others from creating a live socket between the check and the removal of a
+  // stale one.
   CKPTD_ASSIGN_OR_RETURN(const FileLock lock, FileLock::Take(path + ".lock"));
   return OpenLocked(path, mode);
 }
@@ -276,8 +277,8 @@ absl::StatusOr<UnixListener> UnixListener::OpenLocked(const std::string& path, m
   CKPTD_RETURN_IF_ERROR(RemoveStaleSocket(path));
   CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, NewSocket());
   const std::string doing = "listening on the Unix socket " + path;
-  // bind() gives the file the mode of the socket, less the umask: no moment
-  // in which others may connect, and no change of the process-wide umask.
+  // bind() gives the file the socket's mode, minus the umask. So others can never connect, and
+  // the process-wide umask is not changed.
   if (::fchmod(fd.get(), mode) != 0) return SocketError(errno, doing);
   const auto* generic = reinterpret_cast<const sockaddr*>(&address);
   if (::bind(fd.get(), generic, sizeof(address)) != 0) return SocketError(errno, doing);
@@ -301,7 +302,7 @@ UnixListener& UnixListener::operator=(UnixListener&& other) noexcept {
 
 void UnixListener::Close() {
   if (!fd_.valid()) return;
-  // While it is open, no other file can have its inode.
+  // While the file is open, no other file can have its inode.
   if (file_.has_value() && FileAt::Of(path_) == file_) ::unlink(path_.c_str());
   fd_.Reset();
 }
@@ -315,7 +316,7 @@ absl::StatusOr<PeerCredentials> CredentialsOf(int socket) {
   return PeerCredentials{.pid = raw.pid, .uid = raw.uid, .gid = raw.gid};
 }
 
-size_t MostStrangers(size_t most) {
+size_t MaxUnprovenConnections(size_t most) {
   rlimit limit = {};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return most;
   return std::clamp<size_t>(limit.rlim_cur / 4, 1, most);

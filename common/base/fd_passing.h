@@ -1,12 +1,11 @@
-// Unix stream sockets that carry file descriptors (SCM_RIGHTS), every wait with
-// a deadline. Functions are thread-safe in themselves; one socket is used by one
-// thread at a time per direction. They work on blocking and non-blocking sockets
-// alike and never raise SIGPIPE.
+// Unix stream sockets that carry file descriptors (SCM_RIGHTS). Every wait has a deadline. The
+// functions are thread-safe, but a socket may be used by one thread at a time per direction. They
+// work on blocking and non-blocking sockets and never raise SIGPIPE.
 //
-// Errors: DeadlineExceeded DEADLINE; Unavailable DAEMON_UNREACHABLE when nobody
-// listens or the other side closed; ResourceExhausted NO_MEMORY when descriptors
-// run out; InvalidArgument INVALID_REQUEST for what the caller or the other side
-// must not do. Messages name the act, never the bytes.
+// Errors: DeadlineExceeded DEADLINE; Unavailable DAEMON_UNREACHABLE if nobody listens or the
+// other side has closed; ResourceExhausted NO_MEMORY without descriptors; InvalidArgument
+// INVALID_REQUEST for what the caller or the other side must not do. Messages never contain the
+// bytes.
 #ifndef CKPTD_COMMON_BASE_FD_PASSING_H_
 #define CKPTD_COMMON_BASE_FD_PASSING_H_
 
@@ -28,11 +27,11 @@ namespace ckptd {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-// Descriptors in one message at most (the kernel's own limit is 253).
+// The most descriptors in one message (the kernel's limit is 253).
 inline constexpr size_t kMaxFdsPerMessage = 128;
 
-// Sends all of `bytes`, and `fds` (not closed; at most kMaxFdsPerMessage) with
-// the first of them. Descriptors need at least one byte to travel with.
+// Sends all of `bytes`, and `fds` with the first of them. At most kMaxFdsPerMessage; they are not
+// closed. Descriptors need at least one byte to be sent with.
 absl::Status SendWithFds(int socket, std::span<const std::byte> bytes, std::span<const int> fds,
                          Deadline deadline);
 
@@ -41,42 +40,41 @@ struct Received {
   std::vector<UniqueFd> fds;  // close-on-exec
 };
 
-// What one receive gives: 1 to `max_bytes` bytes and up to `max_fds` descriptors
-// (at most kMaxFdsPerMessage). No bytes: the other side closed. More descriptors
-// than allowed is an error, and all that came are closed.
+// The result of one receive: 1 to `max_bytes` bytes and up to `max_fds` descriptors (at most
+// kMaxFdsPerMessage). No bytes: the other side has closed. If more descriptors come, all are
+// closed and this is an error.
 absl::StatusOr<Received> RecvWithFds(int socket, size_t max_bytes, size_t max_fds,
                                      Deadline deadline);
 
-// Exactly `bytes` bytes and the descriptors that came with them, up to
-// `max_fds`; the other side closing early is Unavailable.
+// Exactly `bytes` bytes and up to `max_fds` descriptors that came with them. Unavailable if the
+// other side closes early.
 absl::StatusOr<Received> RecvExactly(int socket, size_t bytes, size_t max_fds, Deadline deadline);
 
-// Connects to the socket at `path`. The result is non-blocking, close-on-exec.
+// Connects to the socket at `path`. The result is non-blocking and close-on-exec.
 absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline);
 
-// Removes the socket file at `path` if nobody listens there any more. A live one, or a
-// file that is no socket, is FailedPrecondition (CONFIG_INVALID). For who holds a lock
-// that keeps others from putting a live one there meanwhile.
+// Removes the socket file at `path` if nobody listens on it. FailedPrecondition CONFIG_INVALID
+// for a live socket, or a file that is no socket. The caller must hold a lock that keeps others
+// from creating a live socket meanwhile.
 absl::Status RemoveStaleSocket(const std::string& path);
 
-// Which file lies at a path; equal to itself alone as long as somebody has it open.
+// Identifies the file at a path. While the file is open, no other file is equal.
 struct FileAt {
-  static std::optional<FileAt> Of(const std::string& path);  // nothing: none is there
+  static std::optional<FileAt> Of(const std::string& path);  // nothing: there is no file
   dev_t device = 0;
   ino_t inode = 0;
   bool operator==(const FileAt&) const = default;
 };
 
-// A socket that listens, and owns its file: removes it at its end, but not what somebody else
-// has put there meanwhile (where a folder was removed and made again).
+// A listening socket that owns its file. It removes the file at its end, but not a file that
+// somebody else has created there meanwhile (if the folder was removed and made again).
 class UnixListener {
  public:
-  // Listens at `path` with permission bits `mode` from the first moment on. A socket file
-  // nobody listens on any more is replaced; a live one, or a file that is no socket, is
-  // FailedPrecondition. Non-blocking, close-on-exec. Meanwhile `path`.lock is held; errors of
-  // FileLock, too.
+  // Listens at `path`. The file has the permission bits `mode` from the beginning. A stale socket
+  // file is replaced; a live one, or a file that is no socket, is FailedPrecondition.
+  // Non-blocking, close-on-exec. `path`.lock is held meanwhile. Errors: also those of FileLock.
   static absl::StatusOr<UnixListener> Open(const std::string& path, mode_t mode);
-  // The same for who holds `path`.lock.
+  // The same, if the caller holds `path`.lock.
   static absl::StatusOr<UnixListener> OpenLocked(const std::string& path, mode_t mode);
   UnixListener() = default;
   UnixListener(UnixListener&&) noexcept = default;
@@ -96,7 +94,7 @@ class UnixListener {
   std::optional<FileAt> file_;
 };
 
-// Who is on the other side, as the kernel recorded it when it connected.
+// The process on the other side, as the kernel recorded it when it connected.
 struct PeerCredentials {
   pid_t pid = 0;
   uid_t uid = 0;
@@ -104,13 +102,13 @@ struct PeerCredentials {
 };
 absl::StatusOr<PeerCredentials> CredentialsOf(int socket);
 
-// Waits until `fd` has one of the poll(2) events `events` (or an error or
-// hang-up, which the next call on it reports). `doing` starts the message.
+// Waits until `fd` has one of the poll(2) events `events`, or an error or hang-up, which the next
+// call on it reports. `doing` is the beginning of the message.
 absl::Status WaitForFd(int fd, short events, Deadline deadline, const std::string& doing);
 
-// How many connections of strangers a server may keep open: `most`, but a quarter
-// of this process's descriptors at the most, so that the rest stays for its work.
-size_t MostStrangers(size_t most);
+// How many unauthenticated connections a server may keep open: `most`, but at most a quarter of
+// this process's descriptors, so that it can go on working.
+size_t MaxUnprovenConnections(size_t most);
 
 }  // namespace ckptd
 

@@ -21,7 +21,8 @@ bool IsAt(const UniqueFd& file, const std::string& path) {
          held.st_dev == there.st_dev && held.st_ino == there.st_ino;
 }
 
-// Full disks and tables of files empty again; what is in the way stays there.
+// Space and descriptors may become free, so those errors stay retryable. Others need a change by
+// the user.
 absl::Status CannotBeMade(int error, const std::string& path) {
   const absl::Status status = ErrnoStatus(error, "creating " + path);
   if (status.code() == absl::StatusCode::kResourceExhausted) return status;
@@ -44,7 +45,8 @@ absl::StatusOr<FileLock> FileLock::Take(const std::string& path) {
                                           "another path",
                        {{"file", path}});
     }
-    // Whoever had it may have removed it in between: then the next one locks another file.
+    // The previous holder may have removed the file meanwhile. Then the next process would lock
+    // another file.
     if (IsAt(file, path)) return FileLock(std::move(file), path);
   }
 }

@@ -1,4 +1,4 @@
-// Who may own a path, among processes of one host.
+// Gives one process of a host the ownership of a path.
 #ifndef CKPTD_COMMON_BASE_FILE_LOCK_H_
 #define CKPTD_COMMON_BASE_FILE_LOCK_H_
 
@@ -10,12 +10,12 @@
 
 namespace ckptd {
 
-// Holds an flock(2) on a file that it makes, mode 0600, and removes at its end. The kernel lets
-// go of it when the process ends, however that is; the file that stays then is taken over.
+// Holds an flock(2) on a file, which it makes with mode 0600 and removes at its end. The kernel
+// releases the lock when the process ends, however it ends. A remaining file is used again.
 class FileLock {
  public:
-  // Does not wait. Errors: FailedPrecondition CONFIG_INVALID while another process, or another
-  // lock of this one, has it; InvalidArgument CONFIG_INVALID where it cannot be made;
+  // Does not wait. Errors: FailedPrecondition CONFIG_INVALID if another process, or another lock
+  // of this one, holds it; InvalidArgument CONFIG_INVALID if the file cannot be made;
   // ResourceExhausted.
   static absl::StatusOr<FileLock> Take(const std::string& path);
   FileLock() = default;
@@ -24,7 +24,7 @@ class FileLock {
   ~FileLock() { Release(); }
 
   bool held() const { return file_.valid(); }
-  // Removes the file, then lets go.
+  // Removes the file, then releases the lock.
   void Release();
 
  private:

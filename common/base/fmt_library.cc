@@ -1,7 +1,7 @@
-// fmt, compiled once for all of ckptd. Its headers alone (FMT_HEADER_ONLY) would compile it into
-// every file that formats a message, which takes longer than the rest of such a file. Debian has
-// fmt's library as a shared object only, and ckptd runs where no fmt is installed. The list is
-// that of fmt 9's own src/format.cc, for char.
+// Compiles fmt once for all of ckptd. With FMT_HEADER_ONLY every file that formats a message
+// would compile it, which takes longer than the rest of the file. Debian has fmt's library as a
+// shared object only, and ckptd must run where fmt is not installed. The list is that of fmt 9's
+// src/format.cc, for char.
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

@@ -1,5 +1,4 @@
-// How memory of a shard is handed to a client. Shared by the daemon's seams and the
-// clients.
+// How memory of a shard is handed to a client. Used by the daemon's seams and by the clients.
 #ifndef CKPTD_COMMON_BASE_HANDLE_KIND_H_
 #define CKPTD_COMMON_BASE_HANDLE_KIND_H_
 
@@ -12,11 +11,11 @@ namespace ckptd {
 enum class HandleKind : uint8_t {
   kMemfd = 1,  // host memory: descriptors of memfd segments
   kVmmFd = 2,  // device memory: one descriptor of a CUDA allocation (cuMemCreate)
-  // Device memory: 64 bytes that name a CUDA allocation (cuMemAlloc). It stays its owner's.
+  // Device memory: 64 bytes that identify a CUDA allocation (cuMemAlloc). Its maker keeps it.
   kCudaIpc = 3,
 };
 
-// As the contract spells it, without its prefix.
+// The name in the API, without its prefix.
 constexpr std::string_view NameOf(HandleKind kind) {
   switch (kind) {
     case HandleKind::kMemfd: return "MEMFD";

@@ -14,18 +14,19 @@ namespace ckptd {
 
 LineWriter::LineWriter(int fd) : fd_(fd) {
   struct stat info = {};
-  if (::fstat(fd, &info) != 0) return;  // closed; what opens it later is not for lines
+  // closed; if the number is opened later, that is not for lines
+  if (::fstat(fd, &info) != 0) return;
   if (S_ISREG(info.st_mode) || S_ISBLK(info.st_mode)) {
     kind_ = Kind::kFile;
   } else if (S_ISSOCK(info.st_mode)) {
     kind_ = Kind::kSocket;
   } else {
-    // O_NONBLOCK belongs to the open file description, which the shell and other
-    // processes share with us: it is set on one of our own.
+    // O_NONBLOCK belongs to the open file description, which the shell and other processes share
+    // with us. So this opens a description of its own.
     const std::string path = "/proc/self/fd/" + std::to_string(fd);
     own_ = UniqueFd(
         ::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_APPEND | O_NOCTTY | O_CLOEXEC));
-    // Another user's pipe or terminal may not be opened again.
+    // A pipe or terminal of another user may not be reopened.
     kind_ = own_.valid() ? Kind::kOwn : Kind::kPolled;
   }
 }
@@ -39,7 +40,7 @@ bool LineWriter::Write(std::string_view line) {
   return true;
 }
 
-// How many bytes the reader took.
+// Writes what the reader takes. Returns how many bytes that were.
 size_t LineWriter::Take(std::string_view bytes) const {
   size_t done = 0;
   while (done < bytes.size()) {

@@ -1,5 +1,5 @@
-// Lines to a descriptor whose reader may stand still: a terminal after Ctrl-S, or a
-// pipe that nobody empties. Nothing here waits for it.
+// Writes lines to a descriptor without waiting for its reader. A terminal after Ctrl-S, or a pipe
+// that nobody reads, must not block the process.
 #ifndef CKPTD_COMMON_BASE_LINE_WRITER_H_
 #define CKPTD_COMMON_BASE_LINE_WRITER_H_
 
@@ -11,13 +11,13 @@
 
 namespace ckptd {
 
-// Not thread-safe. Does not own `fd`, which stays open as long as this lives.
+// Not thread-safe. Does not own `fd`, which must stay open.
 class LineWriter {
  public:
   explicit LineWriter(int fd);
 
-  // `line` ends with a newline. False when it was dropped. A line of which the reader
-  // took a part counts as written: its rest goes before the next one.
+  // `line` must end with a newline. False if the line was dropped. If the reader took part of it,
+  // it counts as written, and its rest is written before the next line.
   bool Write(std::string_view line);
 
  private:

@@ -29,7 +29,7 @@ spdlog::level::level_enum ToSpdlog(LogLevel level) {
   return kLevels[static_cast<size_t>(level)];
 }
 
-// Never waits for who reads: a log that stands still must not stop what is logged.
+// Never waits for the reader: a blocked log must not block the process.
 class Sink : public spdlog::sinks::base_sink<std::mutex> {
  public:
   // A line without time and level.
@@ -72,10 +72,10 @@ class Sink : public spdlog::sinks::base_sink<std::mutex> {
   LineWriter writer_{STDERR_FILENO};
   const bool color_ = spdlog::details::os::in_terminal(stderr) &&
                       spdlog::details::os::is_color_terminal();
-  uint64_t dropped_ = 0;  // and not said yet
+  uint64_t dropped_ = 0;  // not reported yet
 };
 
-// Both are leaked on purpose: threads may log while statics are destroyed.
+// Both are leaked on purpose, because threads may log while statics are destroyed.
 const std::shared_ptr<Sink>& StderrSink() {
   static auto* const sink = new std::shared_ptr<Sink>(std::make_shared<Sink>());
   return *sink;

@@ -1,6 +1,6 @@
-// Logging: one line per state change, with rank, checkpoint and duration. spdlog
-// stays behind this header; lines go to stderr, and nothing waits for who reads it:
-// lines that find no room are dropped, and counted in the next one that does.
+// Logging: one line per state change, with rank, checkpoint and duration. Only logging.cc knows
+// spdlog. Lines go to stderr, and nothing waits for the reader. A line that finds no room is
+// dropped, and the next one says how many were.
 #ifndef CKPTD_COMMON_BASE_LOGGING_H_
 #define CKPTD_COMMON_BASE_LOGGING_H_
 
@@ -25,7 +25,7 @@ std::string_view NameOf(LogLevel level);
 
 void LogLine(LogLevel level, std::string_view line);
 
-// A line as it is, whatever the level. Does not wait either.
+// Writes a line unchanged, whatever the level. Does not wait either.
 void PlainLine(std::string_view line);
 
 template <typename... Args>

@@ -1,5 +1,5 @@
-// Annotated mutex over std::mutex: checked by clang's -Wthread-safety and
-// understood by ThreadSanitizer (the packaged absl::Mutex is not instrumented).
+// An annotated mutex over std::mutex. clang's -Wthread-safety checks it, and ThreadSanitizer
+// understands it (the packaged absl::Mutex is not instrumented).
 #ifndef CKPTD_COMMON_BASE_MUTEX_H_
 #define CKPTD_COMMON_BASE_MUTEX_H_
 
@@ -36,8 +36,8 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 
 class CondVar {
  public:
-  // Waits until `done()` or the deadline; true when done() held. The caller
-  // holds `mutex`, and so does done() when it is called.
+  // Waits until `done()` is true, or until the deadline. Returns whether done() was true. The
+  // caller must hold `mutex`, and done() is called with it.
   template <typename Done>
   bool WaitUntil(Mutex& mutex, std::chrono::steady_clock::time_point deadline, Done done)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {

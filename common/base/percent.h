@@ -1,4 +1,4 @@
-// Percent-encoding (RFC 3986), as URIs and gRPC's targets have it.
+// Percent-encoding (RFC 3986), as in URIs and gRPC's targets.
 #ifndef CKPTD_COMMON_BASE_PERCENT_H_
 #define CKPTD_COMMON_BASE_PERCENT_H_
 
@@ -7,14 +7,14 @@
 
 namespace ckptd {
 
-// Letters, digits, '-', '.', '_', '~' and '/' as they are, all other bytes as %XX.
+// Keeps letters, digits, '-', '.', '_', '~' and '/'. All other bytes become %XX.
 std::string PercentEncoded(std::string_view path);
 
-// A '%' without two hex digits behind it stands for itself.
+// A '%' that is not followed by two hex digits is kept.
 std::string PercentDecoded(std::string_view text);
 
-// What gRPC listens at or dials for a Unix socket: it decodes what follows the scheme, so that
-// a path as it is would be another one's.
+// gRPC's address of a Unix socket. gRPC decodes the part after the scheme, so the path must be
+// encoded.
 inline std::string UnixTarget(std::string_view path) { return "unix:" + PercentEncoded(path); }
 
 }  // namespace ckptd

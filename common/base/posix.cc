@@ -21,7 +21,7 @@ void Mapping::Reset() {
 }
 
 absl::StatusOr<UniqueFd> OpenForReading(const std::string& path) {
-  // O_NONBLOCK: opening a FIFO must not wait for a writer.
+  // O_NONBLOCK, because opening a FIFO must not wait for a writer.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) {
     const absl::Status status = ErrnoStatus(errno, "opening " + path);

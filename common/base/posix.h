@@ -1,4 +1,4 @@
-// Owned POSIX handles and whole-transfer helpers.
+// Owners of POSIX handles, and helpers that read whole ranges or files.
 #ifndef CKPTD_COMMON_BASE_POSIX_H_
 #define CKPTD_COMMON_BASE_POSIX_H_
 
@@ -74,11 +74,11 @@ class Mapping {
 // Opens a file for reading. Errors name the path.
 absl::StatusOr<UniqueFd> OpenForReading(const std::string& path);
 
-// Reads exactly out.size() bytes at `offset`. A file that ends early is
-// DataLoss SOURCE_CHANGED: sizes were checked when it was opened.
+// Reads exactly out.size() bytes at `offset`. A file that ends early is DataLoss SOURCE_CHANGED,
+// because sizes were checked when it was opened.
 absl::Status PreadFull(int fd, uint64_t offset, std::span<std::byte> out, const std::string& path);
 
-// Whole file as text, refused when it is longer than `limit` bytes.
+// The whole file as text. Refuses a file of more than `limit` bytes.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, size_t limit);
 
 }  // namespace ckptd

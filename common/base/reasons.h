@@ -1,5 +1,5 @@
-// Machine-readable reasons of errors: part of the contract, never renamed.
-// proto/README.md lists them with the code each comes with.
+// Machine-readable reasons of errors. They are part of the API and never renamed. proto/README.md
+// lists them with their codes.
 #ifndef CKPTD_COMMON_BASE_REASONS_H_
 #define CKPTD_COMMON_BASE_REASONS_H_
 
@@ -15,8 +15,8 @@ inline constexpr char kSourceUnsupported[] = "SOURCE_UNSUPPORTED"; // Unimplemen
 // Layout and plan.
 inline constexpr char kLayoutInvalid[] = "LAYOUT_INVALID";         // InvalidArgument: malformed or unknown
 inline constexpr char kLayoutMismatch[] = "LAYOUT_MISMATCH";       // InvalidArgument: does not fit the source
-inline constexpr char kTensorNotFound[] = "TENSOR_NOT_FOUND";      // NotFound: asked for, not in the source
-inline constexpr char kUnexpectedTensors[] = "UNEXPECTED_TENSORS";    // InvalidArgument: in the source, asked for by no rank
+inline constexpr char kTensorNotFound[] = "TENSOR_NOT_FOUND";      // NotFound: requested, not in the source
+inline constexpr char kUnexpectedTensors[] = "UNEXPECTED_TENSORS";  // InvalidArgument: in the source, requested by no rank
 inline constexpr char kWrongWorldSize[] = "WRONG_WORLD_SIZE";      // InvalidArgument
 inline constexpr char kWrongRank[] = "WRONG_RANK";                 // InvalidArgument
 inline constexpr char kPlanMismatch[] = "PLAN_MISMATCH";           // Internal: digests differ between ranks
@@ -45,11 +45,11 @@ inline constexpr char kDigestMismatch[] = "DIGEST_MISMATCH";           // DataLo
 inline constexpr char kNoDevice[] = "NO_DEVICE";          // FailedPrecondition: no driver, no such GPU
 inline constexpr char kDeviceFailed[] = "DEVICE_FAILED";  // Unavailable: the driver reports an error
 inline constexpr char kNoNccl[] = "NO_NCCL";              // FailedPrecondition: no library, or too old a one
-inline constexpr char kNcclFailed[] = "NCCL_FAILED";      // Unavailable / Internal: what NCCL answered
+inline constexpr char kNcclFailed[] = "NCCL_FAILED";  // Unavailable / Internal: an error of NCCL
 
 // Group.
 inline constexpr char kRankMissing[] = "RANK_MISSING";    // Unavailable / DeadlineExceeded: names the ranks
-inline constexpr char kRankFailed[] = "RANK_FAILED";      // that rank's code, with its sentence
+inline constexpr char kRankFailed[] = "RANK_FAILED";      // that rank's code and message
 inline constexpr char kRankLost[] = "RANK_LOST";          // Unavailable: a daemon went away
 inline constexpr char kTransferCorrupt[] = "TRANSFER_CORRUPT";  // DataLoss: a checksum differs
 inline constexpr char kTransferInvalid[] = "TRANSFER_INVALID";  // InvalidArgument: does not fit the plan

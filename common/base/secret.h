@@ -1,4 +1,4 @@
-// Comparing secrets.
+// Compares secrets.
 #ifndef CKPTD_COMMON_BASE_SECRET_H_
 #define CKPTD_COMMON_BASE_SECRET_H_
 
@@ -7,7 +7,7 @@
 
 namespace ckptd {
 
-// Time does not tell how much of the secret was right. An empty one is never right.
+// The time does not depend on how much of the secret is right. An empty secret is never right.
 inline bool SameSecret(std::string_view ours, std::string_view theirs) {
   if (ours.empty() || ours.size() != theirs.size()) return false;
   unsigned char difference = 0;

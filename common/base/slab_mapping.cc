@@ -34,7 +34,7 @@ absl::Status MapError(int error, const std::string& doing) {
     return MakeError(absl::StatusCode::kPermissionDenied, reason::kHandleKind,
                      message + "; the memory was handed out for reading only");
   }
-  // Of a path alone, or of a file that no driver maps.
+  // A descriptor opened with O_PATH, or of a file that cannot be mapped.
   if (error == EBADF || error == ENODEV) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                      message + "; what came is no memory");
@@ -46,7 +46,7 @@ absl::Status MapError(int error, const std::string& doing) {
   return absl::InternalError(message);
 }
 
-// The sum of all segments, after a look at each number and descriptor.
+// The sum of all segments. Checks each number and descriptor.
 absl::StatusOr<uint64_t> CheckSegments(std::span<const int> fds,
                                        std::span<const uint64_t> segment_bytes) {
   if (fds.empty() || fds.size() != segment_bytes.size()) {

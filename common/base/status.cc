@@ -11,8 +11,8 @@
 namespace ckptd {
 namespace {
 
-// Payload "reason\0key\0value\0key\0value": values never hold NUL, because
-// they are paths, names and numbers; a NUL in one is replaced.
+// Payload "reason\0key\0value\0key\0value". Values are paths, names and numbers, so they have no
+// NUL; a NUL in one is replaced.
 constexpr char kPayloadUrl[] = "ckptd/error";
 
 std::string Clean(std::string_view text) {
@@ -23,14 +23,14 @@ std::string Clean(std::string_view text) {
   return out;
 }
 
-// Names in a sentence come from files and other processes: a line break must not
-// make two log lines of it, nor a long name push out what to try. gRPC carries 8 KiB
-// beside a reply, with facts.
+// Names in a message come from files and other processes. A line break in one must not split a
+// log line, and a long name must not displace the advice. gRPC limits a reply's metadata to 8
+// KiB, including facts.
 constexpr size_t kMaxSentence = 2000;
 constexpr size_t kSentenceTail = 600;
 constexpr std::string_view kGap = " ... ";
 
-// The first place at or before `at` that cuts no UTF-8 sequence.
+// The last position at or before `at` that cuts no UTF-8 sequence.
 size_t BoundaryBefore(std::string_view text, size_t at) {
   for (size_t back = 0; back < 3 && at > back; ++back) {
     if ((static_cast<unsigned char>(text[at - back]) & 0xc0) != 0x80) return at - back;
@@ -150,7 +150,7 @@ absl::Status ErrnoStatus(int error, std::string_view doing) {
       break;
   }
   std::string sentence = std::string(doing) + ": " + std::strerror(error);
-  // Root's caller may well read what its daemon may not.
+  // The caller may be another user, such as root, who can read files that the daemon cannot.
   if (code == absl::StatusCode::kPermissionDenied) {
     sentence += " for uid " + std::to_string(::geteuid());
   }

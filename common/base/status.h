@@ -1,8 +1,8 @@
-// Errors. Everything that can fail returns absl::Status or absl::StatusOr; we
-// throw nothing. An error of ours carries, beside its canonical code,
-//   - one sentence: doing what, to what, why, what to try;
-//   - a machine-readable reason (UPPER_SNAKE_CASE), see common/base/reasons.h;
-//   - facts such as file, tensor or rank.
+// Errors. A function that can fail returns absl::Status or absl::StatusOr; our code throws
+// nothing. Besides its canonical code, an error of ours has
+// - one sentence: doing what, to what, why, what to try;
+// - a machine-readable reason (UPPER_SNAKE_CASE), see common/base/reasons.h;
+// - facts such as file, tensor or rank.
 #ifndef CKPTD_COMMON_BASE_STATUS_H_
 #define CKPTD_COMMON_BASE_STATUS_H_
 
@@ -26,21 +26,21 @@ absl::Status MakeError(absl::StatusCode code, std::string_view reason, std::stri
 // "UNAVAILABLE" ...). Empty for OK.
 std::string ReasonOf(const absl::Status& status);
 
-// The facts of an error; empty when it has none.
+// The facts of an error. Empty if it has none.
 Facts FactsOf(const absl::Status& status);
 
 // The message as std::string (absl::string_view is not std::string_view here).
 std::string MessageOf(const absl::Status& status);
 
-// The same error with `context` + ": " before its sentence; code, reason and
-// facts are kept. OK stays OK.
+// The same error with `context` + ": " before its sentence. Code, reason and facts are kept. OK
+// stays OK.
 absl::Status WithContext(const absl::Status& status, std::string_view context);
 
 // The same error with one more fact.
 absl::Status WithFact(const absl::Status& status, std::string_view key, std::string_view value);
 
-// Error of a failed system call: `doing` names the act and its object, e.g.
-// "opening /data/model.safetensors". Code and reason follow from `error`.
+// The error of a failed system call. `doing` names the action and its object, such as "opening
+// /data/model.safetensors". Code and reason follow from `error`.
 absl::Status ErrnoStatus(int error, std::string_view doing);
 
 }  // namespace ckptd
@@ -55,7 +55,7 @@ absl::Status ErrnoStatus(int error, std::string_view doing);
     }                                                      \
   } while (false)
 
-// lhs may be a declaration, so it stands without parentheses.
+// No parentheses around lhs, because it may be a declaration.
 // NOLINTBEGIN(bugprone-macro-parentheses)
 #define CKPTD_ASSIGN_OR_RETURN_INNER(tmp, lhs, expr) \
   auto tmp = (expr);                                 \

@@ -6,8 +6,8 @@
 namespace ckptd {
 namespace {
 
-// Bounds of the second byte and length of a sequence, by its first byte:
-// table 3-7 of the Unicode standard. Length 0: no sequence starts so.
+// Limits of the second byte, and the length of a sequence, by its first byte: table 3-7 of the
+// Unicode standard. Length 0: no sequence starts with that byte.
 struct Lead {
   size_t bytes;
   uint8_t second_min;

@@ -1,4 +1,5 @@
-// Whether foreign bytes are UTF-8: no overlong forms, no surrogates, nothing past U+10FFFF.
+// Checks whether foreign bytes are UTF-8: no overlong forms, no surrogates, nothing past
+// U+10FFFF.
 #ifndef CKPTD_COMMON_BASE_UTF8_H_
 #define CKPTD_COMMON_BASE_UTF8_H_
 
@@ -7,10 +8,11 @@
 
 namespace ckptd {
 
-// Bytes of the character that `text`, which is not empty, begins with; 0 when it begins with none.
+// Bytes of the character at the beginning of `text`, which must not be empty. 0 if there is no
+// valid one.
 size_t Utf8SequenceAt(std::string_view text);
 
-// Bytes of the longest prefix that is well-formed; text.size() when all of it is.
+// Bytes of the longest well-formed prefix. text.size() if all of it is well-formed.
 size_t ValidUtf8Prefix(std::string_view text);
 
 }  // namespace ckptd

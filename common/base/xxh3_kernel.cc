@@ -1,5 +1,5 @@
-// Compiled once per vector width, each time under another name (CKPTD_XXH3_NAME);
-// the namespaces of xxhash keep the inlined copies apart.
+// Compiled once per vector width, each time under another name (CKPTD_XXH3_NAME). The namespaces
+// of xxhash keep the inlined copies apart.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -15,7 +15,7 @@ uint64_t CKPTD_XXH3_NAME(const void* data, size_t bytes) { return XXH3_64bits(da
 #define CKPTD_XXH3_JOIN(a, b) CKPTD_XXH3_JOIN_INNER(a, b)
 #define CKPTD_XXH3_PART(part) CKPTD_XXH3_JOIN(CKPTD_XXH3_NAME, part)
 
-// The state lies in memory of Xxh3Stream.
+// The state is stored in an Xxh3Stream.
 static_assert(sizeof(XXH3_state_t) == 576 && alignof(XXH3_state_t) == 64);
 
 void CKPTD_XXH3_PART(_reset)(void* state);

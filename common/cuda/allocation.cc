@@ -17,23 +17,23 @@ CUmemAllocationProp PropertiesOn(const CudaDevice& device) {
   properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties.location.id = device.info().ordinal;
-  // What NCCL registers with a network card must have been made so: trainers send weights
-  // from here.
+  // NCCL can register memory with a network card only if it was made with this flag. Trainers
+  // send weights from here.
   properties.allocFlags.gpuDirectRDMACapable = device.info().rdma ? 1 : 0;
   return properties;
 }
 
-// Smaller allocations may share a block of this size, and then show each other.
+// Smaller allocations may share a block of this size, and an IPC handle would show all of it.
 constexpr uint64_t kPlainBlock = uint64_t{2} << 20;
 
-// Of what no GPU has, the largest multiple.
+// The largest multiple if `bytes` exceed any GPU's memory.
 uint64_t RoundedUp(uint64_t bytes, uint64_t unit) {
   return std::min(bytes / unit + (bytes % unit != 0 ? 1 : 0), UINT64_MAX / unit) * unit;
 }
 
-// Memory is made in the recommended one: NCCL registers it only in such steps. What was made
-// elsewhere is mapped in the size that came with it, of which the driver asks only that it be
-// whole in the minimum one; what another driver recommends is its own affair.
+// Memory is made in the recommended granularity, because NCCL registers it only in such steps.
+// Imported memory keeps its size. For that the driver requires only the minimum granularity,
+// because another driver may recommend a different one.
 absl::StatusOr<uint64_t> GranularityOf(const CudaDevice& device,
                                        CUmemAllocationGranularity_flags which) {
   const CUmemAllocationProp properties = PropertiesOn(device);
@@ -122,7 +122,7 @@ absl::StatusOr<CudaAllocation> CudaAllocation::Open(std::shared_ptr<CudaDevice> 
   return made;
 }
 
-// Whatever the size came from, the driver knows what was opened.
+// The size comes from another process, so it is compared with the driver's.
 absl::Status CudaAllocation::CheckRange() const {
   CUdeviceptr base = 0;
   size_t size = 0;
@@ -150,7 +150,7 @@ absl::StatusOr<CudaAllocation> CudaAllocation::Import(std::shared_ptr<CudaDevice
   made.device_ = std::move(device);
   made.parts_.bytes = bytes;
   const CudaScope scope(*made.device_);
-  // The driver takes the descriptor's number in the place of a pointer.
+  // The driver expects the descriptor's number in place of a pointer.
   void* const number = reinterpret_cast<void*>(static_cast<intptr_t>(fd));
   CKPTD_RETURN_IF_ERROR(made.device_->Check(
       made.device_->driver().MemImportFromShareableHandle(
@@ -184,8 +184,8 @@ CUresult CudaAllocation::Allow(CUdevice gpu, bool writable) const {
   return device_->driver().MemSetAccess(parts_.address, parts_.bytes, &access, 1);
 }
 
-// The driver lets peers into other kinds by itself.
-void CudaAllocation::LetPeersIn(bool writable) const {
+// For other kinds the driver gives peers access by itself.
+void CudaAllocation::AllowPeerAccess(bool writable) const {
   if (!parts_.mapped) return;
   const CudaDriver& driver = device_->driver();
   const CudaScope scope(*device_);
@@ -219,7 +219,7 @@ absl::StatusOr<std::string> CudaAllocation::IpcHandle() const {
   return std::string(handle.reserved, sizeof(handle.reserved));
 }
 
-// A driver that is already down (at exit) refuses, and has let go of everything.
+// At exit the driver may already be shut down. It refuses then, and has freed everything.
 void CudaAllocation::Free(const Parts& parts, const CudaDriver& driver) {
   if (parts.mapped) driver.MemUnmap(parts.address, parts.bytes);
   if (parts.address != 0) {
@@ -231,10 +231,10 @@ void CudaAllocation::Free(const Parts& parts, const CudaDriver& driver) {
 }
 
 void CudaAllocation::Reset() {
-  const std::shared_ptr<CudaDevice> device = std::move(device_);  // outlives the scope
+  const std::shared_ptr<CudaDevice> device = std::move(device_);  // must outlive the scope
   const Parts parts = std::exchange(parts_, Parts());
   if (device == nullptr) return;
-  if (device->Keep([parts](const CudaDriver& driver) { Free(parts, driver); })) return;
+  if (device->DeferFree([parts](const CudaDriver& driver) { Free(parts, driver); })) return;
   const CudaScope scope(*device);
   Free(parts, device->driver());
 }

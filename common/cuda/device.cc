@@ -17,8 +17,8 @@
 namespace ckptd {
 namespace {
 
-// Of a MIG slice the driver gives the slice's own UUID, 16 bytes without a prefix; that it is
-// one shows only in its name ("NVIDIA H100 80GB HBM3 MIG 1g.10gb").
+// For a MIG slice the driver returns the slice's own UUID, 16 bytes without a prefix. Only the
+// name shows that it is a slice ("NVIDIA H100 80GB HBM3 MIG 1g.10gb").
 std::string UuidText(const CUuuid& uuid, std::string_view name) {
   std::string text = name.find(" MIG ") == std::string_view::npos ? "GPU-" : "MIG-";
   for (size_t i = 0; i < sizeof(uuid.bytes); ++i) {
@@ -35,13 +35,13 @@ std::string_view DigitsOf(std::string_view uuid) {
   return uuid;
 }
 
-// A driver that does not know the attribute has not what it is about.
+// A driver that does not know the attribute does not have the feature.
 bool Has(const CudaDriver& driver, CUdevice gpu, CUdevice_attribute attribute) {
   int value = 0;
   return driver.DeviceGetAttribute(&value, attribute, gpu) == CUDA_SUCCESS && value != 0;
 }
 
-// Some virtual GPUs and slices have neither, WSL not the second.
+// Some virtual GPUs and slices have neither feature; WSL lacks the second.
 std::string WhyNoDescriptors(const CudaDriver& driver, CUdevice gpu) {
   if (!Has(driver, gpu, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) {
     return "its driver has no virtual memory management there";
@@ -73,11 +73,11 @@ absl::StatusOr<GpuInfo> Describe(const CudaDriver& driver, int ordinal) {
   return info;
 }
 
-// Errors of which the driver API's reference says that "the process must be terminated and
-// relaunched", and those of hardware that does not correct itself.
+// Errors for which the driver API's reference says that "the process must be terminated and
+// relaunched", and permanent errors of the hardware.
 bool EndsAllUse(CUresult result) {
-  // By number those that not every toolkit names: a contained error, a leak of tensor memory, a
-  // client that MPS has ended, an external device.
+  // By number, because not every toolkit names them: a contained error, a leak of tensor memory,
+  // a client that MPS has ended, an external device.
   for (const int number : {226, 721, 810, 911}) {
     if (result == static_cast<CUresult>(number)) return true;
   }
@@ -99,7 +99,7 @@ bool EndsAllUse(CUresult result) {
   }
 }
 
-// Never destroyed: threads may outlive main.
+// Never destroyed, because threads may outlive main.
 struct FirstFailure {
   Mutex mutex;
   absl::Status status ABSL_GUARDED_BY(mutex);
@@ -115,10 +115,11 @@ FirstFailure& Failure() {
 std::atomic<bool> CudaDevice::failed_ = false;
 
 struct CudaDevice::Unfinished {
-  Mutex freeing;  // before the other one: who asks for room waits for what is being freed
-  Mutex mutex;    // guards all
+  // locked before `mutex`, so that who needs room waits for memory that is being freed
+  Mutex freeing;
+  Mutex mutex;    // guards all members
   std::vector<CUstream> streams;
-  bool awaited = false;  // by a thread of its own, which holds the context
+  bool awaited = false;  // a thread waits for the work and holds the context
   std::vector<Free> kept;
   unsigned claims = 0;
 };
@@ -164,13 +165,15 @@ absl::StatusOr<std::shared_ptr<CudaDevice>> CudaDevice::Open(const CudaDriver& d
   return std::shared_ptr<CudaDevice>(new CudaDevice(driver, std::move(info), context));
 }
 
-// The last release of a context waits for its work: that of work which does not end is kept, too.
+// The last release of a context would wait for its work. If that work does not end, the context
+// is leaked.
 CudaDevice::~CudaDevice() {
   {
     MutexLock lock(unfinished_.mutex);
-    if (AsksBusy() && !unfinished_.awaited && unfinished_.claims == 0) return;  // nobody else does
+    // nothing else would keep the context
+    if (CheckBusy() && !unfinished_.awaited && unfinished_.claims == 0) return;
   }
-  FreeKept();
+  FreeDeferred();
   driver().DevicePrimaryCtxRelease(info_.ordinal);
 }
 
@@ -199,7 +202,7 @@ void CudaDevice::Retire(CUstream stream) {
   try {
     std::thread([self = shared_from_this()] { self->AwaitUnfinished(); }).detach();
   } catch (const std::system_error&) {
-    unfinished_.awaited = false;  // then the next FreeKept sees to it
+    unfinished_.awaited = false;  // the next FreeDeferred does it
   }
 }
 
@@ -208,15 +211,15 @@ void CudaDevice::AwaitUnfinished() {
   for (bool busy = true; busy;) {
     std::this_thread::sleep_for(kPoll);
     MutexLock lock(unfinished_.mutex);
-    busy = AsksBusy();
+    busy = CheckBusy();
     unfinished_.awaited = busy;
   }
-  FreeKept();
+  FreeDeferred();
 }
 
-bool CudaDevice::AsksBusy() {
+bool CudaDevice::CheckBusy() {
   if (unfinished_.claims > 0) return true;
-  if (unfinished_.streams.empty()) return false;  // as nearly always: asks nobody
+  if (unfinished_.streams.empty()) return false;  // nearly always, without a call to the driver
   const CudaScope scope(*this);
   std::erase_if(unfinished_.streams, [this](CUstream stream) {
     if (driver().StreamQuery(stream) == CUDA_ERROR_NOT_READY) return false;
@@ -228,22 +231,22 @@ bool CudaDevice::AsksBusy() {
 
 bool CudaDevice::Busy() {
   MutexLock lock(unfinished_.mutex);
-  return AsksBusy();
+  return CheckBusy();
 }
 
-bool CudaDevice::Keep(Free free) {
+bool CudaDevice::DeferFree(Free free) {
   MutexLock lock(unfinished_.mutex);
-  if (!AsksBusy()) return false;
+  if (!CheckBusy()) return false;
   unfinished_.kept.push_back(std::move(free));
   return true;
 }
 
-void CudaDevice::FreeKept() {
+void CudaDevice::FreeDeferred() {
   std::vector<Free> kept;
   MutexLock freeing(unfinished_.freeing);
   {
     MutexLock lock(unfinished_.mutex);
-    if (AsksBusy()) return;
+    if (CheckBusy()) return;
     kept.swap(unfinished_.kept);
   }
   const CudaScope scope(*this);
@@ -260,7 +263,7 @@ CudaClaim::~CudaClaim() {
     MutexLock lock(device_->unfinished_.mutex);
     --device_->unfinished_.claims;
   }
-  device_->FreeKept();
+  device_->FreeDeferred();
 }
 
 absl::Status CudaDevice::Check(CUresult result, std::string_view doing) const {

@@ -18,31 +18,31 @@
 namespace ckptd {
 
 struct GpuInfo {
-  // "GPU-8-4-4-4-12" hex digits, as nvidia-smi writes it; "MIG-..." for a slice. The
-  // only name that crosses a process border: ordinals differ between containers.
+  // "GPU-" and hex digits 8-4-4-4-12, as nvidia-smi writes it; "MIG-..." for a slice. The only
+  // name that processes exchange, because ordinals differ between containers.
   std::string uuid;
-  std::string name;  // for people
+  std::string name;      // for people
   CUdevice ordinal = 0;  // in this process
   uint64_t total_bytes = 0;
-  // Why memory of this GPU has no descriptors that other processes import; empty: it has.
+  // Why memory of this GPU has no descriptors that other processes can import. Empty: it has.
   std::string no_descriptors;
-  // Whether a network card can be given a way into mapped memory (GPUDirect RDMA).
+  // Whether network cards can access mapped memory (GPUDirect RDMA).
   bool rdma = false;
 };
 
-// What CUDA_VISIBLE_DEVICES leaves visible, by ordinal. Errors: NO_DEVICE, DEVICE_FAILED.
+// The GPUs that CUDA_VISIBLE_DEVICES makes visible, by ordinal. Errors: NO_DEVICE, DEVICE_FAILED.
 absl::StatusOr<std::vector<GpuInfo>> ListGpus(const CudaDriver& driver);
-// FailedPrecondition NO_DEVICE names those that are visible. A MIG UUID and the GPU
-// form of the same digits are the same.
+// The GPU with that UUID. A MIG UUID equals the GPU form with the same digits. Errors:
+// FailedPrecondition NO_DEVICE names the visible ones.
 absl::StatusOr<GpuInfo> FindGpu(const CudaDriver& driver, std::string_view uuid);
 
-// After some errors (an illegal address, an uncorrectable ECC error) the driver gives a
-// process the same answer to every call: it must end to use CUDA again. From the first of
-// them on nothing is asked of the driver any more. OK, or that first error, DEVICE_FAILED.
+// OK, or the first error that made CUDA unusable in this process, DEVICE_FAILED. After some
+// errors (an illegal address, an uncorrectable ECC error) the driver returns the same error for
+// every call until the process ends. From then on the driver is not called any more.
 absl::Status CudaFailure();
 
-// Holds the GPU's primary context, which the process's other users of CUDA share, for as long as
-// work that was given up goes on. Thread-safe.
+// Holds the GPU's primary context, which other users of CUDA in this process share. Work that has
+// not ended in time prolongs that. Thread-safe.
 class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
  public:
   // Errors: DEVICE_FAILED, also CudaFailure's.
@@ -51,30 +51,30 @@ class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
 
-  // Refuses everything after a CudaFailure.
+  // After a CudaFailure, a driver that refuses every call.
   const CudaDriver& driver() const { return failed_ ? CudaDriver::Refusing() : driver_; }
   const GpuInfo& info() const { return info_; }
   CUcontext context() const { return context_; }
-  // As CudaStatus; says which GPU, and carries the fact "device".
+  // As CudaStatus, with the GPU's name and the fact "device".
   absl::Status Check(CUresult result, std::string_view doing) const;
-  // Bytes that nobody has allocated, in any process.
+  // Bytes that no process has allocated.
   absl::StatusOr<uint64_t> FreeBytes() const;
 
   // --- work that has not ended in time ---
-  // Such work may still write, and freeing what it reaches faults or blocks for good. So who
-  // gives it up leaves the stream here, and what would be freed is kept until the work has ended:
-  // a thread that is there only meanwhile waits for that.
+  // Such work may still write, and freeing the memory that it uses faults or blocks forever. So
+  // its stream is given to the device (Retire), and memory is freed only when the work has ended.
+  // While there is such work, a thread waits for its end.
 
-  // Destroys the stream, at once or once its work has ended.
+  // Destroys the stream, at once or when its work has ended.
   void Retire(CUstream stream);
-  // Whether such work may still run, or begin (CudaClaim), on this GPU and in this process.
+  // Whether such work may still run on this GPU in this process, or may begin (CudaClaim).
   bool Busy();
-  // Whether it may; then `free`, which must not own this device, runs once it has ended, with the
-  // context current, and the caller frees nothing.
+  // If Busy, runs `free` when the work has ended, with the context current, and returns true. The
+  // caller must then free nothing. `free` must not own this device. If not Busy, returns false.
   using Free = std::function<void(const CudaDriver&)>;
-  bool Keep(Free free);
-  // Frees what was kept, now that nothing is Busy; else nothing.
-  void FreeKept();
+  bool DeferFree(Free free);
+  // Runs the deferred frees, unless Busy.
+  void FreeDeferred();
 
  private:
   friend class CudaClaim;
@@ -82,8 +82,8 @@ class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
   CudaDevice(const CudaDriver& driver, GpuInfo info, CUcontext context);
   static Unfinished& UnfinishedOf(CUdevice ordinal);
   void AwaitUnfinished();
-  // With the mutex of `unfinished_`.
-  bool AsksBusy();
+  // Needs the mutex of `unfinished_`.
+  bool CheckBusy();
 
   static std::atomic<bool> failed_;  // of this process
 
@@ -93,8 +93,8 @@ class CudaDevice : public std::enable_shared_from_this<CudaDevice> {
   Unfinished& unfinished_;
 };
 
-// While it lives the device is Busy: somebody else may put work into its streams at any time. So
-// none of them, and nothing that is freed meanwhile, goes before.
+// Makes the device Busy while it exists, because other code may put work into its streams at any
+// time. Until then no stream is destroyed and no memory is freed.
 class CudaClaim {
  public:
   explicit CudaClaim(std::shared_ptr<CudaDevice> device);
@@ -106,8 +106,7 @@ class CudaClaim {
   const std::shared_ptr<CudaDevice> device_;
 };
 
-// Makes the device's context current on this thread while it lives; what was current
-// before is so again afterwards.
+// Makes the device's context current on this thread while it exists. Restores the previous one.
 class CudaScope {
  public:
   explicit CudaScope(const CudaDevice& device) : device_(device) {
@@ -122,7 +121,7 @@ class CudaScope {
 
  private:
   const CudaDevice& device_;
-  bool entered_ = false;  // if not, the calls made in it say so
+  bool entered_ = false;  // if false, the calls made in it return errors
 };
 
 }  // namespace ckptd

@@ -17,7 +17,7 @@ absl::Status NoDevice(const std::string& why) {
                    "opening the CUDA driver: " + why);
 }
 
-// visit(name, version of its interface, function), of each of a kind.
+// Calls visit(name, version of its interface, function) for each function of one kind.
 template <typename Visit>
 void VisitDevices(CudaDriver& driver, Visit& visit) {
   visit("cuGetErrorName", 6000, driver.GetErrorName);
@@ -76,7 +76,7 @@ void VisitWork(CudaDriver& driver, Visit& visit) {
   visit("cuModuleGetFunction", 2000, driver.ModuleGetFunction);
   visit("cuLaunchKernel", 4000, driver.LaunchKernel);
 }
-// The whole table.
+// Visits the whole table.
 template <typename Visit>
 void ForEachFunction(CudaDriver& driver, Visit& visit) {
   VisitDevices(driver, visit);
@@ -84,7 +84,7 @@ void ForEachFunction(CudaDriver& driver, Visit& visit) {
   VisitWork(driver, visit);
 }
 
-// Looks functions up by the version of their interface that the table is typed for.
+// Looks functions up with the interface version for which the table is typed.
 class Lookup {
  public:
   explicit Lookup(PFN_cuGetProcAddress_v12000 find) : find_(find) {}
@@ -108,7 +108,7 @@ class Lookup {
   std::string missing_;
 };
 
-// Puts functions that only refuse into the table.
+// Fills the table with functions that refuse every call.
 struct Refuse {
   template <typename... Arguments>
   void operator()(const char*, int, CUresult (*&function)(Arguments...)) const {
@@ -141,7 +141,7 @@ absl::StatusOr<CudaDriver> OpenLibrary() {
   return driver;
 }
 
-// Never destroyed, as the two below: threads may outlive main.
+// Never destroyed, like the two below, because threads may outlive main.
 const absl::StatusOr<CudaDriver>& Library() {
   static const auto* const library = new absl::StatusOr<CudaDriver>(OpenLibrary());
   return *library;

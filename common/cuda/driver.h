@@ -1,6 +1,5 @@
-// NVIDIA's driver, opened at run time: the same binary starts where there is none.
-// Nothing links libcuda; a function that the driver lacks makes it unusable, with
-// that function's name.
+// NVIDIA's driver, opened at run time, so that the same binary runs without it. Nothing links
+// libcuda. If the driver lacks a function, Load names it and fails.
 #ifndef CKPTD_COMMON_CUDA_DRIVER_H_
 #define CKPTD_COMMON_CUDA_DRIVER_H_
 
@@ -15,17 +14,17 @@
 
 namespace ckptd {
 
-// The functions that ckptd calls, by their names without "cu". Immutable once loaded,
-// and loaded once per process; libcuda stays open until the process ends.
+// The functions that ckptd calls, named without "cu". Immutable once loaded, so thread-safe.
+// Loaded once per process; libcuda stays open until the process ends.
 struct CudaDriver {
-  // Errors: FailedPrecondition NO_DEVICE, with what is missing: the library, a
-  // function, a device (cuInit's answer).
+  // Errors: FailedPrecondition NO_DEVICE naming what is missing: the library, a function, a
+  // device (cuInit's result).
   static absl::StatusOr<const CudaDriver*> Load();
-  // Whether there is a driver that has them, without waking it up: cuInit takes its time,
-  // and a process may never need it.
+  // Whether a driver with these functions exists, without calling cuInit. That is slow, and a
+  // process may never need it.
   static bool Present();
 
-  // A driver whose functions all fail with CUDA_ERROR_UNKNOWN, and do nothing.
+  // A driver whose functions do nothing and return CUDA_ERROR_UNKNOWN.
   static const CudaDriver& Refusing();
 
   int version = 0;  // 13000 for CUDA 13.0
@@ -81,9 +80,9 @@ struct CudaDriver {
   PFN_cuLaunchKernel_v4000 LaunchKernel = nullptr;
 };
 
-// OK for CUDA_SUCCESS; else the canonical error for what the driver answered, as
-// "doing: CUDA_ERROR_NAME (its sentence)": no memory is ResourceExhausted NO_MEMORY,
-// anything else Unavailable DEVICE_FAILED. `doing` names the device.
+// OK for CUDA_SUCCESS, otherwise the canonical error, as "doing: CUDA_ERROR_NAME (its sentence)".
+// No memory is ResourceExhausted NO_MEMORY, every other error Unavailable DEVICE_FAILED. `doing`
+// names the device.
 absl::Status CudaStatus(const CudaDriver& driver, CUresult result, std::string_view doing);
 
 }  // namespace ckptd

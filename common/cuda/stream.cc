@@ -9,7 +9,7 @@
 
 namespace ckptd {
 
-absl::Status DeviceStandsStill(const CudaDevice& device, std::chrono::nanoseconds patience) {
+absl::Status DeviceStalled(const CudaDevice& device, std::chrono::nanoseconds patience) {
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                    fmt::format("copying on {}: nothing has ended for {:.1f} s; look at the GPU "
                                "(nvidia-smi, dmesg for Xid) and try again",
@@ -36,7 +36,7 @@ absl::Status CudaStream::Wait(std::chrono::nanoseconds patience) const {
   while (true) {
     const CUresult result = device_->driver().StreamQuery(stream_);
     if (result != CUDA_ERROR_NOT_READY) return device_->Check(result, "copying");
-    if (std::chrono::steady_clock::now() > deadline) return DeviceStandsStill(*device_, patience);
+    if (std::chrono::steady_clock::now() > deadline) return DeviceStalled(*device_, patience);
     std::this_thread::sleep_for(kCudaPoll);
   }
 }

@@ -1,4 +1,4 @@
-// A stream of one device, and waiting for it with an end.
+// A stream of one device, with waits that have deadlines.
 #ifndef CKPTD_COMMON_CUDA_STREAM_H_
 #define CKPTD_COMMON_CUDA_STREAM_H_
 
@@ -12,8 +12,8 @@
 
 namespace ckptd {
 
-// Owns the stream and keeps its device. Not thread-safe. Destruction does not wait: what
-// was queued still runs, and the device is Busy with it.
+// Owns the stream and keeps its device. Not thread-safe. The destructor does not wait: queued
+// work still runs, and the device is Busy until it has ended.
 class CudaStream {
  public:
   static absl::StatusOr<CudaStream> Make(std::shared_ptr<CudaDevice> device);
@@ -23,8 +23,8 @@ class CudaStream {
   CudaStream& operator=(CudaStream&&) = delete;
 
   CUstream get() const { return stream_; }
-  // Returns when all that was queued has ended. Errors: DEVICE_FAILED, DeadlineExceeded
-  // DEADLINE when it has not by then.
+  // Returns when all queued work has ended. Errors: DEVICE_FAILED, DeadlineExceeded DEADLINE
+  // after `patience`.
   absl::Status Wait(std::chrono::nanoseconds patience) const;
 
  private:
@@ -35,10 +35,10 @@ class CudaStream {
   CUstream stream_;
 };
 
-// How often unfinished work is asked for: far below what a copy of some MiB takes.
+// How often waits poll. Far below the time for a copy of some MiB.
 inline constexpr std::chrono::microseconds kCudaPoll{20};
-// DeadlineExceeded DEADLINE: the GPU stands still.
-absl::Status DeviceStandsStill(const CudaDevice& device, std::chrono::nanoseconds patience);
+// DeadlineExceeded DEADLINE: the GPU has made no progress for `patience`.
+absl::Status DeviceStalled(const CudaDevice& device, std::chrono::nanoseconds patience);
 
 }  // namespace ckptd
 

@@ -23,25 +23,25 @@ namespace {
 
 absl::Status TooManyTies() {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                   "planning devices: so many tied tensors, of names so long or in modules that are "
-                   "taken apart, take too long; keep their modules in one piece with --no-split, or "
+                   "planning devices: there are too many tied tensors, with long names or in "
+                   "modules that are split; keep their modules in one piece with --no-split, or "
                    "leave ties out");
 }
 
-// Gives modules to devices, one device after the other and never back. What is left to place
-// is a row of modules, of which the first one is placed, taken apart, or makes for the next
-// device.
-class Placing {
+// Gives modules to devices, one device after the other, and never goes back. The modules that are
+// left are a list. Its first module is placed, split, or makes the next device current.
+class Placer {
  public:
-  // A module that is put back or taken apart has its ties looked at again: a second at worst.
-  static constexpr uint64_t kMostLooks = uint64_t{1} << 22;
+  // When a module is put back or split, its ties are looked up again. This limit keeps that below
+  // a second.
+  static constexpr uint64_t kMaxTieLookups = uint64_t{1} << 22;
 
-  Placing(const ModuleTree& tree, const std::vector<std::string>& no_split,
-          std::vector<DeviceLimit> memory)
+  Placer(const ModuleTree& tree, const std::vector<std::string>& no_split,
+         std::vector<DeviceLimit> memory)
       : tree_(tree), memory_(std::move(memory)), no_split_(no_split), whole_(tree.nodes.size()) {
     for (size_t i = 1; i < tree.nodes.size(); ++i) {
       const ModuleNode& node = tree.nodes[i];
-      // Also of those that cannot be split, so that their patterns count as of use.
+      // Modules without submodules are looked up, too, so that their patterns count as used.
       const bool stays = !node.is_tensor && no_split_.FirstOf(node.name) < no_split_.size();
       whole_[i] = node.modules.empty() || stays;
       positions_[node.name] = i;
@@ -51,7 +51,7 @@ class Placing {
       for (const std::string& name : tree.ties[i]) NoteTie(i, name);
     }
     is_left_.resize(tree.nodes.size());
-    where_.resize(tree.nodes.size(), left_.end());
+    list_position_.resize(tree.nodes.size(), left_.end());
     if (memory_.empty() || memory_.back().device != "disk") memory_.push_back({"disk", 0});
     used_.resize(memory_.size());
     placed_.resize(memory_.size());
@@ -61,18 +61,18 @@ class Placing {
     CKPTD_RETURN_IF_ERROR(no_split_.Check("planning devices"));
     Unfold(0, left_.begin());
     FindLargest();
-    // At first also tensors beside modules count as layers.
+    // At first, tensors next to modules count as layers as well.
     for (const size_t tensor : tree_.nodes[0].tensors) {
-      if (Bits(tensor) > largest_) gone_.clear();
+      if (Bits(tensor) > largest_) removed_layers_.clear();
       largest_ = std::max(largest_, Bits(tensor));
-      if (Bits(tensor) == largest_) gone_.insert(tensor);
+      if (Bits(tensor) == largest_) removed_layers_.insert(tensor);
     }
     largest_layer_ = largest_;
     while (!left_.empty()) CKPTD_RETURN_IF_ERROR(Step());
     return absl::OkStatus();
   }
 
-  // Of tree nodes, in their order.
+  // Indexed by tree nodes, in their order.
   const std::map<size_t, size_t>& device_of() const { return device_of_; }
   const std::vector<DeviceLimit>& memory() const { return memory_; }
   const std::vector<int64_t>& placed() const { return placed_; }
@@ -81,14 +81,14 @@ class Placing {
 
  private:
   struct Tie {
-    std::string name;  // of the tensor outside
-    size_t module;     // that is still to be placed and has it
+    std::string name;  // name of the tensor outside
+    size_t module;     // the module that has it and is still to be placed
   };
 
   int64_t Bits(size_t node) const { return static_cast<int64_t>(tree_.nodes[node].bits); }
   bool HasLimit() const { return memory_[device_].device != "disk"; }
-  // Room for the largest layer is kept on the first GPU and on the host: what is offloaded
-  // comes back there to be computed with.
+  // On the first GPU and on the host, room for the largest layer stays free, because offloaded
+  // layers are copied back there for computing.
   bool IsMain() const {
     return memory_[device_].device == "cpu" || (device_ == 0 && memory_[0].is_gpu());
   }
@@ -96,8 +96,10 @@ class Placing {
   absl::Status Step() {
     const size_t node = left_.front();
     Take(node);
-    gone_.erase(node);
-    if (gone_.empty() && (layers_.empty() || layers_.rbegin()->first < largest_)) FindLargest();
+    removed_layers_.erase(node);
+    if (removed_layers_.empty() && (layers_.empty() || layers_.rbegin()->first < largest_)) {
+      FindLargest();
+    }
     CKPTD_ASSIGN_OR_RETURN(const std::vector<Tie> ties, TiesOf(node));
     int64_t with_ties = Bits(node);
     for (const Tie& tie : ties) with_ties += Bits(tie.module) - Bits(positions_.at(tie.name));
@@ -120,8 +122,8 @@ class Placing {
     return absl::OkStatus();
   }
 
-  // A name counts as inside of a node wherever the node's occurs in it, up to a dot,
-  // because that is how accelerate looks.
+  // A name counts as inside a node if it contains the node's name anywhere, up to a dot, because
+  // accelerate searches that way.
   void NoteTie(size_t tie, const std::string& name) {
     const std::string_view text = name;
     for (size_t end = 0; end < text.size(); ++end) {
@@ -133,7 +135,7 @@ class Placing {
     }
   }
 
-  // The tensors outside of `node` that are also inside.
+  // Tied names outside `node` of tensors that are also inside.
   absl::StatusOr<std::vector<Tie>> TiesOf(size_t node) {
     std::vector<Tie> out;
     const auto inside = ties_inside_.find(node);
@@ -141,7 +143,7 @@ class Placing {
     const std::string own = tree_.nodes[node].name + ".";
     for (const size_t tie : inside->second) {
       for (const std::string& name : tree_.ties[tie]) {
-        if (++looked_ > kMostLooks) return TooManyTies();
+        if (++tie_lookups_ > kMaxTieLookups) return TooManyTies();
         if ((name + ".").find(own) != name.npos) continue;
         CKPTD_ASSIGN_OR_RETURN(const size_t module, LeftModuleOf(node, name));
         out.push_back({name, module});
@@ -150,7 +152,7 @@ class Placing {
     return out;
   }
 
-  // Of the modules that are still to be placed, the one that the tensor `name` is in.
+  // The module, among those that are still to be placed, that contains the tensor `name`.
   absl::StatusOr<size_t> LeftModuleOf(size_t node, const std::string& name) const {
     for (size_t end = name.find('.'); end != name.npos; end = name.find('.', end + 1)) {
       const auto module = positions_.find(std::string_view(name).substr(0, end));
@@ -172,11 +174,12 @@ class Placing {
     device_of_[node] = device_;
     placed_[device_] += Bits(node);
     for (const Tie& tie : ties) {
-      if (!is_left_[tie.module]) continue;  // it has two of them
+      if (!is_left_[tie.module]) continue;  // it has two of the tensors
       Take(tie.module);
-      // It stays the largest layer to plan for, until that is looked for again.
+      // It counts as the largest layer until the next search for that.
       for (size_t i = tie.module; i < tree_.nodes[tie.module].end; ++i) {
-        if (whole_[i] && !tree_.nodes[i].is_tensor && Bits(i) == largest_) gone_.insert(i);
+        const bool is_layer = whole_[i] && !tree_.nodes[i].is_tensor;
+        if (is_layer && Bits(i) == largest_) removed_layers_.insert(i);
       }
       device_of_[tie.module] = device_;
       placed_[device_] += Bits(tie.module);
@@ -194,7 +197,7 @@ class Placing {
     return false;
   }
 
-  // Puts tensors and modules of `node` where it was.
+  // Puts the tensors and modules of `node` in its place.
   void Unfold(size_t node, std::list<size_t>::iterator before) {
     for (const size_t part : tree_.nodes[node].tensors) Put(part, before);
     for (const size_t part : tree_.nodes[node].modules) Put(part, before);
@@ -204,18 +207,18 @@ class Placing {
 
   void Put(size_t node, std::list<size_t>::iterator before) {
     ForLayers(node, [this](auto layer) { layers_.insert(layer); });
-    where_[node] = left_.insert(before, node);
+    list_position_[node] = left_.insert(before, node);
     is_left_[node] = true;
   }
 
-  // Gives what comes after it.
+  // Removes `node` from the list. Returns the next position.
   std::list<size_t>::iterator Take(size_t node) {
     ForLayers(node, [this](auto layer) { layers_.erase(layer); });
     is_left_[node] = false;
-    return left_.erase(where_[node]);
+    return left_.erase(list_position_[node]);
   }
 
-  // (bits, node) of the modules from `node` on that are in one piece.
+  // Visits (bits, node) of the modules from `node` on that cannot be split.
   template <typename Visit>
   void ForLayers(size_t node, Visit visit) const {
     for (size_t i = node; i < tree_.nodes[node].end;) {
@@ -226,37 +229,38 @@ class Placing {
   }
 
   void FindLargest() {
-    gone_.clear();
+    removed_layers_.clear();
     largest_ = layers_.empty() ? 0 : layers_.rbegin()->first;
   }
 
   const ModuleTree& tree_;
   std::vector<DeviceLimit> memory_;
   CountedGlobs no_split_;
-  std::vector<bool> whole_;  // per node: cannot be taken apart
+  std::vector<bool> whole_;                                 // per node: cannot be split
   std::unordered_map<std::string_view, size_t> positions_;  // of nodes, by name
   size_t longest_name_ = 0;
-  uint64_t looked_ = 0;  // at tied names, so far
-  std::unordered_map<size_t, std::set<size_t>> ties_inside_;  // of a node: the ties that reach in
+  uint64_t tie_lookups_ = 0;  // lookups of tied names so far
+  // per node: ties with names inside and outside
+  std::unordered_map<size_t, std::set<size_t>> ties_inside_;
   std::list<size_t> left_;
   std::vector<bool> is_left_;                       // per node
-  std::vector<std::list<size_t>::iterator> where_;  // in left_, per node that is left
+  std::vector<std::list<size_t>::iterator> list_position_;  // in left_, per node that is left
   std::set<std::pair<int64_t, size_t>> layers_;  // of left_
-  std::set<size_t> gone_;                        // no longer in layers_, but still counted
-  int64_t largest_ = 0;                          // of layers_, or of gone_
+  std::set<size_t> removed_layers_;  // not in layers_ any more, but still counted
+  int64_t largest_ = 0;                          // of layers_ or removed_layers_
   int64_t largest_layer_ = 0;
   size_t device_ = 0;
-  std::vector<int64_t> used_;    // per device, what is kept free included
+  std::vector<int64_t> used_;    // per device, including what is kept free
   std::vector<int64_t> placed_;  // per device
   std::map<size_t, size_t> device_of_;
 };
 
-// What looking for ties costs, before it is begun.
+// Limits the cost of the search for ties before it begins.
 absl::Status CheckTies(const ModuleTree& tree) {
   uint64_t longest = 0;
   for (const ModuleNode& node : tree.nodes) longest = std::max<uint64_t>(longest, node.name.size());
   constexpr uint64_t kMaxSteps = uint64_t{1} << 32;
-  constexpr uint64_t kMaxReach = uint64_t{1} << 20;  // no overflow below
+  constexpr uint64_t kMaxReach = uint64_t{1} << 20;  // avoids overflow below
   uint64_t steps = 0;
   for (const std::vector<std::string>& group : tree.ties) {
     for (const std::string& name : group) {
@@ -269,8 +273,8 @@ absl::Status CheckTies(const ModuleTree& tree) {
   return absl::OkStatus();
 }
 
-// Joins the entries of modules that are on one device with all that is in them
-// (accelerate's clean_device_map). `entries` are of nodes after `node`, sorted.
+// If a module and everything in it are on one device, joins their entries (accelerate's
+// clean_device_map). `entries` belong to nodes after `node`, sorted.
 void Join(const ModuleTree& tree, size_t node, std::map<size_t, size_t>& entries) {
   const size_t end = tree.nodes[node].end;
   auto first = entries.upper_bound(node);
@@ -296,25 +300,25 @@ absl::StatusOr<DeviceMap> PlanDeviceMap(const ModuleTree& tree, const DeviceMapO
   if (options.way != DeviceMapWay::kSequential) {
     CKPTD_ASSIGN_OR_RETURN(memory, BalanceMemory(tree, options));
   }
-  Placing placing(tree, options.no_split, std::move(memory));
-  CKPTD_RETURN_IF_ERROR(placing.Run());
+  Placer placer(tree, options.no_split, std::move(memory));
+  CKPTD_RETURN_IF_ERROR(placer.Run());
   DeviceMap out;
-  std::map<size_t, size_t> entries = placing.device_of();
+  std::map<size_t, size_t> entries = placer.device_of();
   Join(tree, 0, entries);
   for (const auto& [node, device] : entries) {
-    out.modules.push_back({tree.nodes[node].name, placing.memory()[device].device,
+    out.modules.push_back({tree.nodes[node].name, placer.memory()[device].device,
                            Bytes(static_cast<int64_t>(tree.nodes[node].bits))});
   }
-  for (size_t i = 0; i < placing.memory().size(); ++i) {
-    const DeviceLimit& device = placing.memory()[i];
+  for (size_t i = 0; i < placer.memory().size(); ++i) {
+    const DeviceLimit& device = placer.memory()[i];
     out.devices.push_back(
         {device.device, static_cast<uint64_t>(std::max<int64_t>(device.bits, 0)) / 8,
-         Bytes(placing.placed()[i])});
+         Bytes(placer.placed()[i])});
   }
   out.total_bytes = Bytes(static_cast<int64_t>(tree.nodes[0].bits));
-  out.largest_layer_bytes = Bytes(placing.largest_layer());
+  out.largest_layer_bytes = Bytes(placer.largest_layer());
   out.warnings = tree.warnings;
-  const std::vector<std::string> unused = placing.no_split().UnusedWarnings("no_split");
+  const std::vector<std::string> unused = placer.no_split().UnusedWarnings("no_split");
   out.warnings.insert(out.warnings.end(), unused.begin(), unused.end());
   return out;
 }

@@ -11,7 +11,7 @@
 namespace ckptd {
 namespace {
 
-// The bytes of one load, host by host.
+// The bytes of one load, by host.
 class Traffic {
  public:
   Traffic(const Hardware& hardware, const LoadShape& shape, ModelSource source,
@@ -39,21 +39,21 @@ class Traffic {
  private:
   size_t hosts() const { return hosts_.size(); }
   size_t ranks() const { return shape_.rank_bytes.size(); }
-  // Of what host `h` gets, the distinct bytes: all of it, or with replicas at most the
-  // checkpoint.
+  // The distinct bytes among those that host `h` gets: all of them, or with replicas at most the
+  // checkpoint's.
   uint64_t DistinctOf(size_t h) const { return std::min(shape_.storage_bytes, hosts_[h]); }
-  // What a reader of everything on host `h` writes: once for all GPUs of its own host, and
-  // for each rank elsewhere.
+  // The bytes that a single reader on host `h` writes: once for all GPUs of its own host, and
+  // once for each rank on other hosts.
   uint64_t PlacedBy(size_t h) const { return DistinctOf(h) + (all_ - hosts_[h]); }
   uint64_t LargestPlaced() const {
     uint64_t most = 0;
     for (size_t h = 0; h < hosts(); ++h) most = std::max(most, PlacedBy(h));
     return most;
   }
-  uint64_t LargestElsewhere() const {
+  uint64_t LargestOtherHost() const {
     return hosts() == 1 ? 0 : *std::max_element(hosts_.begin() + 1, hosts_.end());
   }
-  // Of `bytes` that a reader's GPU has to bring, what it sends itself.
+  // The distinct bytes among `bytes` that a reader's GPU sends.
   uint64_t DistinctTo(uint64_t bytes) const { return std::min(shape_.distinct_bytes, bytes); }
   uint64_t LargestDistinct() const {
     uint64_t most = 0;
@@ -64,7 +64,7 @@ class Traffic {
   uint64_t LargestRank() const {
     return *std::max_element(shape_.rank_bytes.begin(), shape_.rank_bytes.end());
   }
-  // What a reader of one host, or of one rank, takes of the checkpoint.
+  // The bytes that the reader of one host, or of one rank, reads from the checkpoint.
   uint64_t ReadByHost() const {
     if (readers_ == ModelReaders::kRank0) return shape_.storage_bytes;
     if (readers_ == ModelReaders::kPerNode) return LargestDistinct();
@@ -76,7 +76,7 @@ class Traffic {
     for (size_t h = 0; h < hosts(); ++h) sum += DistinctOf(h);
     return sum;
   }
-  // Of something that every host sends to all hosts alike, the part that leaves it.
+  // If every host sends `bytes` in equal parts to all hosts, the part that leaves it.
   uint64_t Leaving(uint64_t bytes) const { return bytes / hosts() * (hosts() - 1); }
 
   static void Add(std::vector<ModelStage>& stages, std::string stage, std::string where,
@@ -95,8 +95,8 @@ class Traffic {
   void AddMemory(std::vector<ModelStage>& stages) const {
     uint64_t bytes = ReadByHost();
     if (way_ == ModelWay::kDirect) {
-      // Ranks elsewhere place what comes each for itself.
-      if (readers_ == ModelReaders::kRank0) bytes = std::max(PlacedBy(0), LargestElsewhere());
+      // Each rank on another host places its own bytes.
+      if (readers_ == ModelReaders::kRank0) bytes = std::max(PlacedBy(0), LargestOtherHost());
       if (readers_ == ModelReaders::kPerNode) bytes = LargestDistinct();
       if (readers_ == ModelReaders::kAll) bytes = LargestPlaced() / hosts() + Leaving(LargestHost());
     }
@@ -138,11 +138,12 @@ class Traffic {
     if (way_ == ModelWay::kDirect) {
       Add(stages, "network", "out of rank 0's host", all_ - hosts_.front(), rate);
     } else {
-      // One GPU sends, by the adapter beside it. Of equal shards the first is on its host.
+      // One GPU sends, through the nearest adapter. The first of several equal shards is on its
+      // own host.
       const uint64_t out = shape_.distinct_bytes - DistinctTo(hosts_.front());
       Add(stages, "network", "out of rank 0's GPU", out, rate / hardware_.gpus_per_host);
     }
-    Add(stages, "network", "into one host", LargestElsewhere(), rate);
+    Add(stages, "network", "into one host", LargestOtherHost(), rate);
   }
 
   const Hardware& hardware_;
@@ -150,7 +151,7 @@ class Traffic {
   const ModelSource source_;
   const ModelReaders readers_;
   const ModelWay way_;
-  std::vector<uint64_t> hosts_;  // bytes that its ranks get
+  std::vector<uint64_t> hosts_;  // bytes for its ranks, per host
   uint64_t all_ = 0;
 };
 

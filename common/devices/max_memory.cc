@@ -1,4 +1,4 @@
-// Memory limits of devices: as a user writes them, and balanced over the GPUs.
+// Memory limits of devices: parsing of user input, and balancing over the GPUs.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -36,7 +36,7 @@ absl::Status Refuse(std::string_view text, std::string_view why) {
                                text.substr(0, 80), why));
 }
 
-// accelerate's convert_file_size_to_int.
+// As accelerate's convert_file_size_to_int.
 std::optional<int64_t> ParseSize(std::string_view text) {
   double factor = 1;
   bool of_bits = false;
@@ -65,15 +65,15 @@ bool IsNumber(std::string_view text) {
          (text.size() == 1 || text[0] != '0');
 }
 
-// GPUs by number, then "cpu", then "disk".
+// Orders GPUs by number, then "cpu", then "disk".
 bool Before(const DeviceLimit& a, const DeviceLimit& b) {
   if (a.is_gpu() != b.is_gpu()) return a.is_gpu();
   if (a.device.size() != b.device.size()) return a.device.size() < b.device.size();
   return a.device < b.device;
 }
 
-// Bits of the largest module that is first to match one of the patterns: the first layer of
-// each kind, in the order of the tree.
+// Bits of the largest of the modules that match a pattern first: the first layer of each kind, in
+// the order of the tree.
 absl::StatusOr<uint64_t> LargestInOnePiece(const ModuleTree& tree,
                                            const std::vector<std::string>& patterns) {
   CountedGlobs globs(patterns);
@@ -89,7 +89,7 @@ absl::StatusOr<uint64_t> LargestInOnePiece(const ModuleTree& tree,
   return most;
 }
 
-// Mean bytes of the modules without modules.
+// Mean bytes of the modules without submodules.
 uint64_t MeanLeaf(const ModuleTree& tree) {
   uint64_t bits = 0;
   uint64_t count = 0;
@@ -105,7 +105,7 @@ uint64_t MeanLeaf(const ModuleTree& tree) {
   return bits / 8 / std::max<uint64_t>(count, 1);
 }
 
-// What the other GPUs leave for GPU 0.
+// Limits GPU 0 to the bytes that the other GPUs leave.
 absl::Status EmptyFirst(uint64_t total_bits, size_t gpus, std::vector<DeviceLimit>& memory) {
   int64_t others = 0;
   for (size_t i = 0; i < gpus; ++i) {
@@ -144,7 +144,7 @@ absl::StatusOr<std::vector<DeviceLimit>> ParseMaxMemory(const std::string& text)
 }
 
 absl::StatusOr<std::vector<DeviceLimit>> BalanceMemory(const ModuleTree& tree,
-                                                        const DeviceMapOptions& options) {
+                                                       const DeviceMapOptions& options) {
   std::vector<DeviceLimit> memory = options.max_memory;
   std::vector<size_t> gpus;
   for (size_t i = 0; i < memory.size(); ++i) {
@@ -154,11 +154,12 @@ absl::StatusOr<std::vector<DeviceLimit>> BalanceMemory(const ModuleTree& tree,
   const bool low_zero = options.way == DeviceMapWay::kBalancedLowZero && gpus.size() > 1;
   const uint64_t total = tree.nodes[0].bits;
   const uint64_t share = total / 8 / (gpus.size() - (low_zero ? 1 : 0));
-  // Layers do not divide evenly: room for the largest one, or a usual one, and a quarter.
+  // Layers do not divide evenly, so each GPU gets extra room for the largest or a mean layer, and
+  // a quarter of it.
   CKPTD_ASSIGN_OR_RETURN(const uint64_t largest, LargestInOnePiece(tree, options.no_split));
   const uint64_t slack = std::max(largest, MeanLeaf(tree) * 8) * 5 / 32;
   const auto per_gpu = static_cast<int64_t>((share + slack) * 8);
-  // The last one keeps what it has, should the slack be too small.
+  // The last GPU keeps its limit, in case the extra room is too small.
   for (size_t i = 0; i + 1 < gpus.size(); ++i) {
     DeviceLimit& gpu = memory[gpus[i]];
     if (!(low_zero && gpu.device == "0")) gpu.bits = std::min(gpu.bits, per_gpu);

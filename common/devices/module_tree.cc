@@ -42,7 +42,7 @@ bool IsFloating(Dtype dtype) {
   }
 }
 
-// Of one element, as accelerate counts it.
+// Bits of one element, as accelerate counts them.
 uint32_t CountedBits(const TensorEntry& tensor, Dtype cast_to, CountedGlobs& keep_f32) {
   if (tensor.dtype == Dtype::kBool) return 1;
   const uint32_t own = BitsOf(tensor.dtype);
@@ -51,7 +51,7 @@ uint32_t CountedBits(const TensorEntry& tensor, Dtype cast_to, CountedGlobs& kee
   return cast_to == Dtype::kUnspecified ? own : std::min(own, BitsOf(cast_to));
 }
 
-// What siblings are sorted by where nobody says more: as Llama and its kin are defined.
+// The usual order of siblings, if nothing else is given: as in Llama and similar models.
 int UsualPlace(std::string_view name) {
   const auto has = [name](std::string_view part) { return name.find(part) != name.npos; };
   if (has("embed") || name == "wte" || name == "wpe") return 0;
@@ -65,7 +65,7 @@ int UsualPlace(std::string_view name) {
   return 4;
 }
 
-// Numbers by value, and before other names.
+// Numbers are sorted by value, and before other names.
 std::tuple<bool, size_t, std::string> NaturalKey(const std::string& name) {
   const bool number = !name.empty() && name.find_first_not_of("0123456789") == name.npos;
   if (!number) return {true, 0, name};
@@ -77,7 +77,7 @@ struct Draft {
   std::map<std::string, std::unique_ptr<Draft>> below;
   bool is_tensor = false;
   uint64_t bits = 0;
-  const TensorEntry* tensor = nullptr;  // whose bytes it has
+  const TensorEntry* tensor = nullptr;  // the tensor whose bytes it has
 };
 
 class Builder {
@@ -93,7 +93,7 @@ class Builder {
     size_t depth = 0;
     for (size_t begin = 0; begin <= name.size();) {
       const size_t end = std::min(name.find('.', begin), name.size());
-      if (end == begin) return Refuse(name, "has an empty part, as no module's name has");
+      if (end == begin) return Refuse(name, "has an empty part, which no module's name may have");
       if (++depth > kMaxDepth) return Refuse(name, "is nested too deeply to be a module's");
       if (at->is_tensor) return Refuse(name, "is inside of another tensor, by its name");
       auto& child = at->below[name.substr(begin, end - begin)];
@@ -186,7 +186,7 @@ absl::StatusOr<ModuleTree> ModuleTree::Make(const CheckpointIndex& index,
                                             const ModuleTreeOptions& options) {
   ModuleTree out;
   Builder builder(options, out);
-  // What the caller says counts, also of a checkpoint that holds both.
+  // The caller's ties come first, also if the checkpoint has both tensors.
   std::map<std::string, std::string> tied = options.tied;
   tied.insert(index.aliases.begin(), index.aliases.end());
   for (const TensorEntry& tensor : index.tensors) {

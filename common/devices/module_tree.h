@@ -1,5 +1,5 @@
-// The modules that the names of tensors tell of: "a.b.weight" is a tensor of module "a.b",
-// which is one of "a". Sizes are accelerate's (compute_module_sizes). Pure.
+// The tree of modules that follows from the names of tensors: "a.b.weight" is a tensor of module
+// "a.b", which is a submodule of "a". Sizes are accelerate's (compute_module_sizes). Pure.
 #ifndef CKPTD_COMMON_DEVICES_MODULE_TREE_H_
 #define CKPTD_COMMON_DEVICES_MODULE_TREE_H_
 
@@ -18,36 +18,36 @@ namespace ckptd {
 struct ModuleNode {
   std::string name;  // FQN; empty for the root
   bool is_tensor = false;
-  // Of all tensors from here on, each counted once, under its first name. In bits, because
-  // accelerate takes a bool for an eighth of a byte.
+  // Size of all tensors in this subtree, each counted once, under its first name. In bits,
+  // because accelerate counts a bool as an eighth of a byte.
   uint64_t bits = 0;
-  bool has_size = false;  // false where all tensors are further names of tied ones
-  size_t end = 0;         // nodes [own position, end) are this one and all below it
-  std::vector<size_t> tensors;  // direct ones
-  std::vector<size_t> modules;  // direct ones
+  bool has_size = false;        // false if all tensors are further names of tied ones
+  size_t end = 0;               // nodes [own index, end) are this subtree
+  std::vector<size_t> tensors;  // direct children
+  std::vector<size_t> modules;  // direct children
 };
 
 struct ModuleTreeOptions {
-  // Floating tensors get no larger than cast_to; those of keep_f32 count as F32.
+  // Floating tensors count with at most the size of cast_to. Those of keep_f32 count as F32.
   DtypePolicy dtypes;
-  // Further names of tensors, beside the aliases of the index.
+  // Further names of tensors, in addition to the aliases of the index.
   std::map<std::string, std::string> tied;
-  // Globs of FQNs, first to last: the order of modules that a checkpoint does not tell.
-  // Others follow by what they are called, as most models have them: embeddings, attention
-  // (its q, k, v, then what comes out), the rest with numbers by value, norms, heads.
+  // Globs of FQNs that define the order of modules, which a checkpoint does not have. Other
+  // modules are ordered by their names, as in most models: embeddings, attention (its q, k, v,
+  // then its output), the rest with numbers by value, norms, heads.
   std::vector<std::string> order;
 };
 
-// The root first; then each node's tensors, then its modules with all below them.
+// The root first. Then, per node, its tensors, and its modules with their subtrees.
 struct ModuleTree {
   std::vector<ModuleNode> nodes;
-  // Names of one tensor, sorted; two or more each.
+  // Groups of two or more names of one tensor, sorted.
   std::vector<std::vector<std::string>> ties;
-  // For people: patterns of the options that describe nothing.
+  // For people: patterns of the options that match nothing.
   std::vector<std::string> warnings;
 
-  // Errors: InvalidArgument INVALID_REQUEST for a tied name of nothing, for a name that is
-  // a tensor and a module, and for names or sizes beyond all use.
+  // Errors: InvalidArgument INVALID_REQUEST for a tied name without a tensor, for a name that is
+  // a tensor and a module, and for names or sizes beyond the limits.
   static absl::StatusOr<ModuleTree> Make(const CheckpointIndex& index,
                                          const ModuleTreeOptions& options);
 };

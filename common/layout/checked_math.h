@@ -1,4 +1,4 @@
-// Arithmetic on sizes that come from files or other processes: no result wraps.
+// Arithmetic on sizes from files or other processes: no result wraps.
 #ifndef CKPTD_COMMON_LAYOUT_CHECKED_MATH_H_
 #define CKPTD_COMMON_LAYOUT_CHECKED_MATH_H_
 
@@ -21,7 +21,7 @@ inline std::optional<uint64_t> CheckedMultiply(uint64_t a, uint64_t b) {
   return product;
 }
 
-// Product of a shape; 0 as soon as one dimension is 0, whatever the others are.
+// Product of a shape. 0 if any dimension is 0.
 inline std::optional<uint64_t> CheckedElements(const Shape& shape) {
   std::optional<uint64_t> product = 1;
   for (const uint64_t size : shape) {
@@ -34,8 +34,7 @@ inline std::optional<uint64_t> CheckedElements(const Shape& shape) {
   return product;
 }
 
-// Whole bytes of `elements` of `bits` each; nullopt when they end inside a byte
-// or do not fit 64 bits.
+// Bytes of `elements` of `bits` each. Nullopt if they are not whole bytes, or do not fit 64 bits.
 inline std::optional<uint64_t> CheckedBytes(uint64_t elements, uint32_t bits) {
   const uint64_t eighths = elements % 8 * bits;
   if (eighths % 8 != 0) return std::nullopt;

@@ -15,7 +15,7 @@ bool Alike(const RankLayout& a, const RankLayout& b) {
     return false;
   }
   return std::all_of(a.meshes.begin(), a.meshes.end(), [&](const Mesh& mesh) {
-    // A mesh that is not sound is refused when it is planned with.
+    // An invalid mesh is refused later, when it is planned with.
     return CheckMeshShape(mesh).ok() && CoordinatesOf(mesh, a.rank).has_value() ==
                                             CoordinatesOf(mesh, b.rank).has_value();
   });

@@ -22,13 +22,13 @@ absl::Status Mismatch(const std::string& sentence) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch, sentence);
 }
 
-// One cut of a tensor dimension: by the coordinate along `mesh_dim`.
+// One cut of a tensor dimension, by the coordinate along `mesh_dim`.
 struct Step {
   size_t mesh_dim = 0;
   uint64_t split_factor = 1;  // 1: plain ceil-chunks
 };
 
-// Tensor dimension that a placement cuts, negative ones counted from the end.
+// The tensor dimension that a placement cuts. Negative ones count from the end.
 absl::StatusOr<size_t> CutDim(int64_t dim, const Shape& shape) {
   const auto dims = static_cast<int64_t>(shape.size());
   const int64_t normal = dim < 0 ? dim + dims : dim;
@@ -41,10 +41,9 @@ absl::StatusOr<size_t> CutDim(int64_t dim, const Shape& shape) {
   return static_cast<size_t>(normal);
 }
 
-// The order in which FSDP2 and TP really cut memory. A _StridedShard whose split
-// factor is the number of parts that later mesh dimensions make stands for "cut
-// after those"; the order says so exactly, also for uneven sizes, where cutting
-// from left to right would give other ranks other rows. nullopt when no order
+// The order in which FSDP2 and TP cut memory. A _StridedShard whose split factor is the number of
+// parts of later mesh dimensions means "cut after those". Cutting in that order is exact also for
+// uneven sizes, where cutting from left to right would give ranks other rows. Nullopt if no order
 // explains the split factors.
 std::optional<std::vector<Step>> MemoryOrder(const std::vector<Step>& steps, const Mesh& mesh) {
   std::vector<Step> order;
@@ -70,7 +69,7 @@ absl::StatusOr<std::vector<std::vector<Step>>> StepsPerDim(const Sharding& shard
     const Placement& placement = sharding.placements[i];
     if (placement.kind == Placement::Kind::kReplicate) continue;
     CKPTD_ASSIGN_OR_RETURN(const size_t dim, CutDim(placement.dim, shape));
-    if (mesh.shape[i] == 1) continue;  // it cuts nothing, so padding is not by it either
+    if (mesh.shape[i] == 1) continue;  // it cuts nothing, and so causes no padding
     const bool is_strided = placement.kind == Placement::Kind::kStridedShard;
     steps[dim].push_back(Step{i, is_strided ? placement.split_factor : uint64_t{1}});
     if (is_strided) strided[dim] = true;
@@ -98,10 +97,10 @@ absl::StatusOr<Intervals> Cut(const Intervals& from, const Step& step, const Mes
   return *std::move(cut);
 }
 
-// What one rank keeps of one tensor dimension.
+// The part of one tensor dimension that one rank keeps.
 struct DimResult {
   Intervals kept;
-  uint64_t first_chunk = 0;  // length of chunk 0 of the last cut: FSDP2's padded size
+  uint64_t first_chunk = 0;  // length of chunk 0 of the last cut, which is FSDP2's padded size
   bool last_cut_even = true;
 };
 
@@ -123,8 +122,7 @@ absl::StatusOr<DimResult> CutOneDim(uint64_t size, const std::vector<Step>& step
   return result;
 }
 
-// Every combination of one interval per dimension. The caller has seen that no
-// dimension is empty.
+// Every combination of one interval per dimension. No dimension may be empty.
 absl::StatusOr<std::vector<PlacedBox>> BoxesOf(const std::vector<DimResult>& dims) {
   size_t total = 1;
   for (const DimResult& dim : dims) {
@@ -160,7 +158,7 @@ absl::Status TooLarge(const Shape& shape) {
                               ShapeText(shape)));
 }
 
-// Sets padded_elements; `padded` is the local shape with its padding.
+// Sets padded_elements. `padded` is the local shape with its padding.
 absl::Status FinishPadding(const Shape& padded, LocalGeometry& geometry) {
   const auto elements = CheckedElements(padded);
   if (!elements.has_value()) return TooLarge(padded);
@@ -172,7 +170,7 @@ absl::StatusOr<Shape> PaddedShape(const Sharding& sharding, const std::vector<Di
                                   const Shape& global_shape, const Shape& local_shape) {
   Shape padded = local_shape;
   if (!sharding.padded_dim.has_value()) return padded;
-  // A tensor without dimensions is never cut, so it has nothing to pad.
+  // A tensor without dimensions is never cut, so it has no padding.
   if (global_shape.empty()) return padded;
   CKPTD_ASSIGN_OR_RETURN(const size_t dim, CutDim(*sharding.padded_dim, global_shape));
   if (dim != 0 && !dims[dim].last_cut_even) {
@@ -237,7 +235,7 @@ absl::Status CheckBoxFits(const Box& box, const Box& first, const Shape& shape) 
   return absl::OkStatus();
 }
 
-// Boxes joined along local dimension 0, in the order given.
+// Joins boxes along local dimension 0, in the given order.
 absl::StatusOr<LocalGeometry> ResolveBoxes(const std::vector<Box>& boxes, const Shape& shape) {
   LocalGeometry geometry;
   if (shape.empty() && boxes.size() != 1) {

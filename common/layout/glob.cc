@@ -10,12 +10,12 @@
 namespace ckptd {
 namespace {
 
-// False once `left`, which each step takes one from, is 0.
+// Each step takes one from `left`. False once that is 0.
 bool Match(std::string_view pattern, std::string_view text, uint64_t& left) {
   size_t p = 0;
   size_t t = 0;
-  // Only the latest star can need more characters: earlier ones have already
-  // found the earliest place where what follows them fits.
+  // Only the latest star can need more characters. Earlier ones have already found the earliest
+  // match of what follows them.
   size_t star = std::string_view::npos;
   size_t star_text = 0;
   while (t < text.size()) {
@@ -60,8 +60,8 @@ std::vector<std::string> CountedGlobs::UnusedWarnings(std::string_view what) con
   std::vector<std::string> warnings;
   for (size_t i = 0; i < size(); ++i) {
     if (used_[i]) continue;
-    warnings.push_back(fmt::format("{}: {} describes no name, or none that a pattern before it does "
-                                   "not",
+    warnings.push_back(fmt::format("{}: {} matches no name that the patterns before it "
+                                   "do not match",
                                    what, patterns_[i].substr(0, 200)));
   }
   return warnings;

@@ -1,5 +1,4 @@
-// Name patterns: `*` stands for any characters (dots too), `?` for exactly one,
-// everything else for itself.
+// Name patterns: `*` matches any characters (dots too), `?` exactly one, everything else itself.
 #ifndef CKPTD_COMMON_LAYOUT_GLOB_H_
 #define CKPTD_COMMON_LAYOUT_GLOB_H_
 
@@ -14,16 +13,16 @@
 
 namespace ckptd {
 
-// True when `pattern` describes the whole of `text`. Byte-wise; at worst
-// O(pattern x text), never exponential. Thread-safe.
+// True if `pattern` matches all of `text`. Byte-wise; at worst O(pattern x text), never
+// exponential. Thread-safe.
 bool MatchesGlob(std::string_view pattern, std::string_view text);
 
-// Many patterns for many names, of callers who may want more than can be done in a moment:
-// what is compared is counted, and from some number on nothing matches any more. Not
-// thread-safe; the patterns outlive it.
+// Matches many patterns with many names, and limits the work that a caller can cause: after a
+// number of compared bytes nothing matches any more. Not thread-safe. The patterns must outlive
+// it.
 class CountedGlobs {
  public:
-  // Bytes compared: less than a second or two.
+  // Bytes to compare. They take a second or two.
   static constexpr uint64_t kMostSteps = uint64_t{1} << 29;
 
   explicit CountedGlobs(std::span<const std::string> patterns)
@@ -31,12 +30,12 @@ class CountedGlobs {
 
   size_t size() const { return patterns_.size(); }
   bool Matches(size_t pattern, std::string_view text);
-  // Position of the first pattern that describes `text`; size() for none.
+  // Index of the first pattern that matches `text`. size() if none does.
   size_t FirstOf(std::string_view text);
-  // For people, of each pattern that FirstOf has never answered. `what`: what the patterns
-  // are given as, such as "no_split".
+  // One warning for each pattern that FirstOf has never returned. `what`: the option that has the
+  // patterns, such as "no_split".
   std::vector<std::string> UnusedWarnings(std::string_view what) const;
-  // OK while answers are worth something; else InvalidArgument INVALID_REQUEST.
+  // OK while the limit is not reached. After that InvalidArgument INVALID_REQUEST.
   absl::Status Check(std::string_view doing) const;
 
  private:

@@ -7,7 +7,7 @@
 namespace ckptd {
 namespace {
 
-// Positions [begin, end) of chunk `index`, overflow-free for any count.
+// Positions [begin, end) of chunk `index`. Does not overflow.
 Interval ChunkBounds(uint64_t count, uint64_t parts, uint64_t index) {
   const uint64_t chunk = CeilDivide(count, parts);
   if (chunk == 0 || index > count / chunk) return {count, count};
@@ -55,7 +55,7 @@ std::optional<Intervals> StridedChunkOf(const Intervals& intervals, uint64_t spl
   const uint64_t count = CountOf(intervals);
   Intervals out;
   if (count == 0) return out;
-  // Cuts behind the last index are empty: only these exist.
+  // Cuts after the last index are empty, so only these are made.
   const uint64_t cuts = CeilDivide(count, CeilDivide(count, split_factor));
   if (cuts > kMaxIntervals) return std::nullopt;
   for (uint64_t cut = 0; cut < cuts; ++cut) {

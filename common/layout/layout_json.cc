@@ -11,7 +11,7 @@
 namespace ckptd {
 namespace {
 
-// Foreign text in a message: short, printable.
+// Foreign text for a message: short and printable.
 std::string Shown(std::string_view text) {
   constexpr size_t kMaxShown = 80;
   std::string out(text.substr(0, kMaxShown));

@@ -1,6 +1,6 @@
-// Typed access to a small JSON object: every key must be known, must occur once
-// and must have the right type. Errors are InvalidArgument LAYOUT_INVALID and
-// say where ("rules[2].placements"), what was found and what is allowed.
+// Typed access to a small JSON object. Every key must be known, occur once and have the right
+// type. Errors are InvalidArgument LAYOUT_INVALID. They say where ("rules[2].placements"), what
+// was found and what is allowed.
 #ifndef CKPTD_COMMON_LAYOUT_LAYOUT_JSON_H_
 #define CKPTD_COMMON_LAYOUT_LAYOUT_JSON_H_
 
@@ -17,7 +17,7 @@
 
 namespace ckptd {
 
-// A view: the document must outlive it. Not for sharing between threads.
+// A view: the document must outlive it. Not thread-safe.
 class JsonObject {
  public:
   // `where` names the object in messages; empty for the top level.
@@ -28,10 +28,10 @@ class JsonObject {
   std::string Path(std::string_view key) const;
   const std::string& where() const { return where_; }
 
-  // The value of a key; nullptr when absent.
+  // The value of a key. Null if absent.
   const rapidjson::Value* Get(std::string_view key) const;
 
-  // Typed values; nullopt when absent.
+  // Typed values. Nullopt if absent.
   absl::StatusOr<std::optional<bool>> GetBool(std::string_view key) const;
   absl::StatusOr<std::optional<std::string>> GetString(std::string_view key) const;
   absl::StatusOr<std::optional<uint32_t>> GetNumber(std::string_view key) const;
@@ -45,7 +45,7 @@ class JsonObject {
   std::string where_;
 };
 
-// LAYOUT_INVALID with this sentence, after "reading the layout: ".
+// LAYOUT_INVALID with this sentence after "reading the layout: ".
 absl::Status LayoutTextError(const std::string& sentence);
 
 }  // namespace ckptd

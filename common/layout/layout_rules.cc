@@ -50,14 +50,14 @@ absl::Status WrongRank(uint32_t rank, const std::string& description, uint32_t w
                    {{"rank", std::to_string(rank)}});
 }
 
-// Names of one source tensor that are laid out alike are one target: tied weights
-// stay tied.
+// Joins names of one source tensor that have the same layout into one target, so that tied
+// weights stay tied.
 class TiedTargets {
  public:
   explicit TiedTargets(const CheckpointIndex& index) {
     for (const auto& [alias, name] : index.aliases) tied_[index.Find(name)];
   }
-  // A target made before for the same tensor with an equal sharding and dtype.
+  // An earlier target of the same tensor with an equal sharding and dtype.
   TargetSpec* Find(const TensorEntry* tensor, const Sharding& sharding, Dtype dtype,
                    RankLayout& layout) const {
     const auto at = tied_.find(tensor);
@@ -130,7 +130,7 @@ RankLayout LayoutRules::LayoutOf(const CheckpointIndex& index, const RuledNames&
   for (const auto& [name, tensor, number] : names) {
     if (!gives[number]) continue;
     const Rule& rule = rules_[number];
-    // As with a dtype policy: a pattern that casts is about the floating tensors.
+    // As with a dtype policy, a pattern that casts applies to floating tensors only.
     const bool casts = IsCastable(rule.dtype) && !IsCastable(tensor->dtype);
     const Dtype dtype = casts ? Dtype::kUnspecified : rule.dtype;
     const uint32_t sharding = tensor->shape.empty() ? whole : number;

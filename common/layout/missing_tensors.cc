@@ -20,7 +20,7 @@ bool EndsWithPart(std::string_view name, std::string_view part) {
          name[name.size() - part.size() - 1] == '.';
 }
 
-// The same tensor under a longer or shorter prefix: by far the commonest cause.
+// Looks for the same tensor with a longer or shorter prefix, by far the most common cause.
 std::string PrefixHint(const CheckpointIndex& index, const std::string& name) {
   for (const TensorEntry& tensor : index.tensors) {
     if (EndsWithPart(tensor.name, name)) {
@@ -40,7 +40,7 @@ std::string PrefixHint(const CheckpointIndex& index, const std::string& name) {
   return {};
 }
 
-// Neighbours in name order share the longest beginnings.
+// Neighbours in name order have the longest common prefixes.
 std::string NeighbourHint(const CheckpointIndex& index, const std::string& name) {
   if (index.tensors.empty()) return "the source has no tensors";
   auto next = std::lower_bound(

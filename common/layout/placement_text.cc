@@ -16,7 +16,7 @@ std::optional<T> ParseWhole(std::string_view text) {
   return value;
 }
 
-// What stands between "name(" and ")"; nullopt when the text is not a call of `name`.
+// The text between "name(" and ")". Nullopt if the text is not a call of `name`.
 std::optional<std::string_view> ArgumentsOf(std::string_view text, std::string_view name) {
   if (text.size() < name.size() + 2 || text.substr(0, name.size()) != name ||
       text[name.size()] != '(' || text.back() != ')') {

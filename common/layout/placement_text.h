@@ -11,14 +11,14 @@
 
 namespace ckptd {
 
-// nullopt when the text is none of the three. Spaces are allowed after a comma
-// and around the whole. Dimensions may be negative; split factors start at 1.
+// Nullopt for other texts. Spaces are allowed after a comma and at both ends. Dimensions may be
+// negative; split factors start at 1.
 std::optional<Placement> ParsePlacement(std::string_view text);
 
-// The text that ParsePlacement reads back.
+// The text form of a placement, as ParsePlacement reads it.
 std::string ToText(const Placement& placement);
 
-// A decimal number without sign, spaces or overflow; nullopt otherwise.
+// A decimal number without sign, spaces or overflow. Nullopt for others.
 std::optional<uint32_t> ParseDecimal(std::string_view text);
 
 // `text` without spaces, tabs and line ends at both ends.

@@ -18,7 +18,7 @@ absl::Status Mismatch(const std::string& name, const std::string& sentence) {
                    {{"tensor", name}});
 }
 
-// Finds tensors that are asked for in name order without searching.
+// Finds tensors without a search if they are requested in name order.
 class Finder {
  public:
   explicit Finder(const CheckpointIndex& index) : index_(index) {}
@@ -47,7 +47,7 @@ absl::Status CheckAlias(const TargetSpec& target, const std::string& alias,
                               ShapeText(other.shape)));
 }
 
-// The source tensor of a target; nullptr when the source has none of its names.
+// The source tensor of a target. Null if the source has none of its names.
 absl::StatusOr<const TensorEntry*> SourceOf(const TargetSpec& target, Finder& finder,
                                             const CheckpointIndex& index) {
   const TensorEntry* source = finder.Find(target.name);
@@ -100,7 +100,8 @@ absl::Status CheckShape(const TargetSpec& target, const TensorEntry& source) {
   if (!target.expected_shape.has_value() || *target.expected_shape == source.shape) {
     return absl::OkStatus();
   }
-  // As PyTorch, whose old files hold a number in shape [1]. The reverse is a mismatch there, too.
+  // As in PyTorch, whose old files store a number in shape [1]. The reverse is a mismatch in
+  // PyTorch, too.
   if (target.expected_shape->empty() && source.shape == Shape{1}) return absl::OkStatus();
   return Mismatch(target.name,
                   fmt::format("tensor '{}' has shape [{}] in the source and [{}] in the layout; "
@@ -110,7 +111,7 @@ absl::Status CheckShape(const TargetSpec& target, const TensorEntry& source) {
 }
 
 absl::StatusOr<std::vector<ResolvedTarget>> Resolve(const CheckpointIndex& index, const RankLayout& layout,
-                                            const DtypePolicy& policy) {
+                                                    const DtypePolicy& policy) {
   std::vector<ResolvedTarget> all;
   all.reserve(layout.targets.size());
   std::vector<std::string> missing;
@@ -119,7 +120,7 @@ absl::StatusOr<std::vector<ResolvedTarget>> Resolve(const CheckpointIndex& index
   for (const TargetSpec& target : layout.targets) {
     CKPTD_ASSIGN_OR_RETURN(const TensorEntry* source, SourceOf(target, finder, index));
     if (source == nullptr) {
-      // Without a member a flat parameter has no form.
+      // A flat parameter with a missing member would have no defined form.
       const bool skips = layout.skip_missing && !target.flat.has_value();
       if (!target.optional) (skips ? skipped : missing).push_back(target.name);
       continue;
@@ -137,13 +138,13 @@ absl::StatusOr<std::vector<ResolvedTarget>> Resolve(const CheckpointIndex& index
     wanted.name = target.name;
     wanted.aliases = target.aliases;
   }
-  // Nothing in common is a mistake in the names, not something to skip.
+  // If the source has none of the names, the names are wrong, and nothing is skipped.
   if (all.empty()) missing.insert(missing.end(), skipped.begin(), skipped.end());
   if (!missing.empty()) return MissingTensors(index, missing, layout.rank);
   return all;
 }
 
-// Chooses the canonical name of a tensor that has several.
+// Chooses the canonical name of a tensor with several names.
 void OrderNames(ResolvedTarget& wanted) {
   if (wanted.aliases.empty()) return;
   std::vector<std::string>& names = wanted.aliases;
@@ -158,8 +159,8 @@ void OrderNames(ResolvedTarget& wanted) {
 }  // namespace
 
 absl::StatusOr<std::vector<ResolvedTarget>> ResolveTargets(const CheckpointIndex& index,
-                                               const RankLayout& layout,
-                                               const DtypePolicy& policy) {
+                                                           const RankLayout& layout,
+                                                           const DtypePolicy& policy) {
   CKPTD_RETURN_IF_ERROR(CheckPolicy(policy));
   CKPTD_ASSIGN_OR_RETURN(std::vector<ResolvedTarget> all, Resolve(index, layout, policy));
   for (ResolvedTarget& wanted : all) OrderNames(wanted);

@@ -13,7 +13,7 @@
 namespace ckptd {
 namespace {
 
-// Rules are tried in order for every tensor: more than this is no rule form.
+// All rules are tried for every tensor, so their number is limited.
 constexpr size_t kMaxRules = 4096;
 constexpr size_t kMaxMeshes = 64;
 constexpr size_t kMaxNameBytes = 1024;
@@ -30,7 +30,7 @@ absl::StatusOr<Mesh> ReadMesh(const rapidjson::Value& value, const std::string& 
   Mesh mesh;
   mesh.shape = *std::move(shape);
   if (dim_names.has_value()) mesh.dim_names = *std::move(dim_names);
-  // A product above the limit is refused by CheckMesh, before anything is allocated for it.
+  // CheckMesh refuses a product above the limit before anything is allocated for it.
   const uint64_t count = RanksIn(mesh.shape);
   if (ranks.has_value()) {
     mesh.ranks = *std::move(ranks);
@@ -144,8 +144,8 @@ absl::Status LayoutRulesParser::ReadWorldSize(const JsonObject& top) {
     return LayoutTextError(fmt::format("it has more than {} ranks", LayoutRules::kMaxWorldSize));
   }
   if (world_size == 0) {
-    return LayoutTextError("it says nothing about ranks; add \"mesh\", \"meshes\" or "
-                           "\"world_size\"");
+    return LayoutTextError("it does not say which ranks; add \"mesh\", "
+                           "\"meshes\" or \"world_size\"");
   }
   if (world_size < needed) {
     return LayoutTextError(fmt::format("\"world_size\" is {} but a mesh holds rank {}", world_size,
@@ -233,7 +233,7 @@ absl::Status LayoutRulesParser::ReadSharding(const JsonObject& object, Sharding&
   }
   CKPTD_ASSIGN_OR_RETURN(sharding.mesh, ReadMeshName(object));
   if (padded.value_or(false)) {
-    // FSDP2 puts its own mesh dimension before those of tensor parallelism.
+    // FSDP2's mesh dimension comes before those of tensor parallelism.
     const auto first = std::find_if(
         sharding.placements.begin(), sharding.placements.end(),
         [](const Placement& p) { return p.kind != Placement::Kind::kReplicate; });

@@ -13,8 +13,8 @@
 namespace ckptd {
 namespace {
 
-// Every number of a layout is a small whole one. Checked before parsing: the
-// packaged RapidJSON reads outside its tables on some extreme exponents.
+// Numbers of a layout are small and whole. This is checked before parsing, because the packaged
+// RapidJSON reads outside its tables on some extreme exponents.
 absl::Status CheckNumbers(std::string_view text) {
   constexpr size_t kLongest = 10;
   bool in_string = false;
@@ -129,7 +129,7 @@ absl::Status LayoutRulesParser::ParseShort(std::string_view text) {
 absl::Status LayoutRulesParser::ParseJson(std::string_view text) {
   CKPTD_RETURN_IF_ERROR(CheckNumbers(text));
   rapidjson::Document document;
-  // Iterative: a deeply nested text must not exhaust the stack.
+  // Iterative, so that a deeply nested text cannot exhaust the stack.
   document.Parse<rapidjson::kParseIterativeFlag | rapidjson::kParseValidateEncodingFlag>(
       text.data(), text.size());
   if (document.HasParseError()) {

@@ -1,5 +1,5 @@
-// Reads the text of a layout: a short spelling or JSON. The JSON schema, with
-// every key, is shown by deploy/config/layout.example.json.
+// Reads the text of a layout: a short form or JSON. deploy/config/layout.example.json shows the
+// JSON schema, with every key.
 #ifndef CKPTD_COMMON_LAYOUT_RULES_PARSER_H_
 #define CKPTD_COMMON_LAYOUT_RULES_PARSER_H_
 
@@ -16,18 +16,18 @@
 
 namespace ckptd {
 
-// Longer texts are refused unread.
+// Longer texts are refused without reading them.
 inline constexpr size_t kMaxLayoutTextBytes = size_t{4} << 20;
 
-// Ranks of a mesh of that shape. Stops multiplying above kMaxWorldSize, so the
+// The number of ranks in a mesh of that shape. Stops multiplying above kMaxWorldSize, so the
 // result never wraps.
 uint64_t RanksIn(const std::vector<uint32_t>& shape);
 
 // 0, 1, ... count - 1.
 std::vector<uint32_t> RanksUpTo(uint64_t count);
 
-// One parse of one text. Used once, by one thread. All errors are
-// InvalidArgument LAYOUT_INVALID and name the key they are about.
+// Parses one text. Used once, by one thread. All errors are InvalidArgument LAYOUT_INVALID and
+// name their key.
 class LayoutRulesParser {
  public:
   absl::StatusOr<LayoutRules> Parse(std::string_view text);
@@ -43,7 +43,7 @@ class LayoutRulesParser {
   absl::StatusOr<uint32_t> ReadMeshName(const JsonObject& object);
   void Describe();
 
-  // One mesh of that shape (none for whole tensors), one rule for every tensor.
+  // One rule for every tensor, with one mesh of that shape (no mesh for whole tensors).
   void UseOneRule(const std::vector<uint32_t>& shape, const Sharding& sharding);
 
   LayoutRules rules_;

@@ -11,7 +11,7 @@
 namespace ckptd {
 namespace {
 
-// Marks the tensors of an index that somebody names.
+// Marks the tensors of an index that a layout names.
 class Marks {
  public:
   explicit Marks(const CheckpointIndex& index)
@@ -20,7 +20,7 @@ class Marks {
   bool complete() const { return left_ == 0; }
 
   void Mark(const std::string& name) {
-    // Layouts name tensors in the order of the index, mostly.
+    // In most cases layouts name tensors in the order of the index.
     const bool next = next_ < index_.tensors.size() && index_.tensors[next_].name == name;
     const TensorEntry* found = next ? &index_.tensors[next_] : index_.Find(name);
     if (found == nullptr) return;

@@ -1,4 +1,4 @@
-// What a source holds beyond what ranks state. Pure; thread-safe.
+// Finds tensors of a source that no rank has requested. Pure; thread-safe.
 #ifndef CKPTD_COMMON_LAYOUT_UNEXPECTED_H_
 #define CKPTD_COMMON_LAYOUT_UNEXPECTED_H_
 
@@ -12,14 +12,13 @@
 
 namespace ckptd {
 
-// Tensors of the source that none of the layouts names, as a target or an alias;
-// aliases of the source count as the tensor they are. Sorted.
+// Tensors of the source that no layout names, as a target or an alias. An alias in the source
+// counts as its tensor. Sorted.
 std::vector<std::string> UnexpectedTensors(const CheckpointIndex& index,
                                            std::span<const RankLayout* const> layouts);
 
-// What the layouts of a whole group say together. InvalidArgument
-// UNEXPECTED_TENSORS naming the first few and their number, when one of the
-// layouts refuses them.
+// Checks the layouts of a whole group together. InvalidArgument UNEXPECTED_TENSORS naming the
+// first few and their number, if one of the layouts refuses them.
 absl::Status CheckNothingUnexpected(const CheckpointIndex& index,
                                     std::span<const RankLayout* const> layouts);
 

@@ -29,8 +29,8 @@ bool Intersect(const Box& a, const Box& b) {
   return true;
 }
 
-// The dimension along which the fewest pairs of boxes overlap: sweeping along it,
-// columns do not all meet each other, and neither do rows.
+// The dimension along which the fewest pairs of boxes overlap. Sweeping along it is fast for
+// columns and for rows.
 size_t DimOfFewestPairs(const std::vector<Box>& boxes) {
   size_t best = 0;
   uint64_t fewest = std::numeric_limits<uint64_t>::max();
@@ -43,7 +43,7 @@ size_t DimOfFewestPairs(const std::vector<Box>& boxes) {
       return static_cast<uint64_t>(std::lower_bound(starts.begin(), starts.end(), at) -
                                    starts.begin());
     };
-    // Each pair is counted at the box that starts first; the same start, at both.
+    // Each pair is counted at the box that starts first, or at both if they start together.
     uint64_t pairs = 0;
     for (const Box& box : boxes) {
       pairs += before(box.offsets[dim] + box.extents[dim]) - before(box.offsets[dim]);
@@ -212,7 +212,7 @@ absl::Status CheckRankLayout(const RankLayout& layout) {
 
 std::optional<std::vector<uint32_t>> CoordinatesOf(const Mesh& mesh, uint32_t rank) {
   size_t position = rank;
-  // Meshes are mostly 0..n-1 in order: try the obvious place first.
+  // Meshes are mostly 0..n-1 in order, so the obvious position is tried first.
   if (position >= mesh.ranks.size() || mesh.ranks[position] != rank) {
     const auto found = std::find(mesh.ranks.begin(), mesh.ranks.end(), rank);
     if (found == mesh.ranks.end()) return std::nullopt;

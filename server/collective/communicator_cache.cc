@@ -15,7 +15,7 @@ constexpr std::chrono::seconds kClosePatience{8};
 }  // namespace
 
 absl::StatusOr<std::string> CommunicatorCache::IdFor(uint64_t epoch, const std::vector<uint32_t>& ranks,
-                                              const std::vector<std::string>& held) {
+                                                     const std::vector<std::string>& held) {
   if (comms_ == nullptr) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoNccl,
                      "making a communicator: " + why_none_);
@@ -43,7 +43,7 @@ void CommunicatorCache::AwaitTeardown() {
 }
 
 absl::StatusOr<GroupComm*> CommunicatorCache::Join(GroupCommOptions options,
-                                            GroupComm::Deadline deadline) {
+                                                   GroupComm::Deadline deadline) {
   if (comms_ == nullptr) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoNccl,
                      "joining a communicator: " + why_none_);
@@ -53,7 +53,7 @@ absl::StatusOr<GroupComm*> CommunicatorCache::Join(GroupCommOptions options,
     held_->Interrupt(std::move(options.interrupted));
     return held_.get();
   }
-  held_.reset();  // of another group, or one that others have given up
+  held_.reset();  // belongs to another group, or others may have dropped theirs
   id_ = options.id;
   auto joined = comms_->Join(std::move(options), deadline);
   failed_ = !joined.ok();

@@ -1,4 +1,4 @@
-// What a reader reaches other ranks by.
+// The ways in which a reader reaches other ranks.
 #ifndef CKPTD_SERVER_COLLECTIVE_PEER_ACCESS_H_
 #define CKPTD_SERVER_COLLECTIVE_PEER_ACCESS_H_
 
@@ -9,8 +9,8 @@
 namespace ckptd {
 
 struct PeerAccess {
-  PeerMemory& memory;       // mapped here
-  MemoryBackend& backend;   // own, for what passes through
+  PeerMemory& memory;      // maps peers' memory
+  MemoryBackend& backend;  // this rank's own, for memory that bytes only pass through
   CommunicatorCache& comms;
 };
 

@@ -7,8 +7,7 @@ namespace ckptd {
 
 ReplicaTree::ReplicaTree(std::span<const uint32_t> replicas, uint32_t reader, uint32_t fanout)
     : places_(replicas.begin(), replicas.end()), reader_(reader), fanout_(fanout) {
-  // Readers take turns: so that each set's work is not always the same ranks', the tree
-  // begins at another one for each.
+  // The root differs between readers, so that the ranks share the work of passing bytes on.
   const auto own = std::find(places_.begin(), places_.end(), reader);
   const auto root = own != places_.end() ? own : places_.begin() + reader % places_.size();
   std::rotate(places_.begin(), root, places_.end());

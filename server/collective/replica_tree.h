@@ -1,5 +1,5 @@
-// How the bytes of a scatter are passed on among ranks that receive the same. Plain values: every
-// rank comes to the same answers.
+// How ranks that receive the same bytes pass them on to each other. Plain values: every rank
+// computes the same answers.
 #ifndef CKPTD_SERVER_COLLECTIVE_REPLICA_TREE_H_
 #define CKPTD_SERVER_COLLECTIVE_REPLICA_TREE_H_
 
@@ -12,18 +12,18 @@
 
 namespace ckptd {
 
-// How one reader's steps reach replicas: from the reader to the first, or, where it is a
-// replica itself, from it on; each passes them on to `fanout` others.
+// The path of one reader's steps to its replicas. The reader sends to the first replica, or is
+// one itself. Each replica passes the step on to `fanout` others.
 class ReplicaTree {
  public:
   ReplicaTree(std::span<const uint32_t> replicas, uint32_t reader, uint32_t fanout);
 
-  // Whom the reader sends to. Empty: it is the only one.
+  // The replicas that the reader sends to. Empty: there is no other.
   std::vector<uint32_t> FromReader() const;
-  // Of a replica other than the reader: from whom it receives, and to whom it sends.
+  // The replica's sender and its receivers. For replicas other than the reader.
   uint32_t ParentOf(uint32_t replica) const;
   std::vector<uint32_t> ChildrenOf(uint32_t replica) const;
-  // How many others a step goes through before it comes to this replica.
+  // How many other replicas pass a step on before this one gets it.
   uint32_t DepthOf(uint32_t replica) const;
 
  private:
@@ -37,14 +37,14 @@ class ReplicaTree {
 
 // Ranks that receive equal slabs.
 struct ReplicaSet {
-  const PlannedRank* plan = nullptr;  // of the first
+  const PlannedRank* plan = nullptr;  // plan of the first rank
   std::vector<uint32_t> ranks;        // of the communicator, ascending
 };
-// `plans[i]` is that of rank i of the communicator; null: it has its shard.
+// `plans[i]` belongs to rank i of the communicator. Null: it already has its shard.
 std::vector<ReplicaSet> FindReplicas(std::span<const PlannedRank* const> plans);
 
-// A sender that has copies to make for several sets must not make them all by itself; one
-// that has but one set fills its link with one copy.
+// The fan-out for that many replica sets. A sender with several sets sends each of them few
+// copies, so that it is not the bottleneck. With one set, one copy fills its link.
 uint32_t FanoutFor(size_t sets);
 
 }  // namespace ckptd

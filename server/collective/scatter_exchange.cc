@@ -11,12 +11,14 @@
 namespace ckptd {
 namespace {
 
-// How often who waits for a step asks whether it still makes sense.
+// How often a thread that waits for a step checks for interruption.
 constexpr std::chrono::milliseconds kTick{50};
-// Of where slabs of different ranks lie beside each other.
-constexpr uint64_t kApart = kSlabAlignment;
+// Windows of different slabs start at multiples of this in transit memory.
+constexpr uint64_t kWindowAlignment = kSlabAlignment;
 
-uint64_t AlignUp(uint64_t bytes) { return (bytes + kApart - 1) / kApart * kApart; }
+uint64_t AlignUp(uint64_t bytes) {
+  return (bytes + kWindowAlignment - 1) / kWindowAlignment * kWindowAlignment;
+}
 
 std::optional<size_t> PlaceIn(const std::vector<uint32_t>& readers, uint32_t rank) {
   const auto at = std::find(readers.begin(), readers.end(), rank);
@@ -34,7 +36,7 @@ ScatterExchange::ScatterExchange(const ScatterCall& call, const ScatterOrder& or
       whole_(whole),
       deadline_(deadline),
       interrupted_(std::move(interrupted)),
-      turn_of_(PlaceIn(call.readers, call.rank)) {
+      reader_index_(PlaceIn(call.readers, call.rank)) {
   for (const uint32_t reader : call.readers) {
     const ReplicaTree tree(call.replicas, reader, call.fanout);
     delays_.push_back(Broadcasts() ? 0 : tree.DepthOf(call.rank));
@@ -50,59 +52,60 @@ void ScatterExchange::SetJoining(bool joining) {
 absl::Status ScatterExchange::SetOwn(Own own) {
   own_ = std::move(own);
   if (own_.plan == nullptr) return absl::OkStatus();
-  CKPTD_ASSIGN_OR_RETURN(own_spans_, SlabSpans::Of(*own_.plan, [this](const CopyOp& op) {
+  CKPTD_ASSIGN_OR_RETURN(own_spans_, SlabSpans::Make(*own_.plan, [this](const CopyOp& op) {
                            return !whole_.Has(op);
                          }));
   if (whole_.empty()) return absl::OkStatus();
-  CKPTD_ASSIGN_OR_RETURN(whole_spans_, SlabSpans::Of(*own_.plan, [this](const CopyOp& op) {
+  CKPTD_ASSIGN_OR_RETURN(whole_spans_, SlabSpans::Make(*own_.plan, [this](const CopyOp& op) {
                            return whole_.Has(op);
                          }));
   return absl::OkStatus();
 }
 
-void ScatterExchange::SetOutBuffers(std::vector<OutBuffer> outlets,
-                                 std::vector<std::unique_ptr<TransitMemory>> transit,
-                                 MakeRoom make_room) {
+void ScatterExchange::SetOutBuffers(std::vector<OutBuffer> buffers,
+                                    std::vector<std::unique_ptr<TransitMemory>> transit,
+                                    MakeRoom make_room) {
   transit_ = std::move(transit);
   make_room_ = std::move(make_room);
-  for (OutBuffer& outlet : outlets) {
+  for (OutBuffer& buffer : buffers) {
     Stream stream;
-    if (!outlet.whole) {
-      const ReplicaTree tree(outlet.replicas, call_.rank, call_.fanout);
+    if (!buffer.whole) {
+      const ReplicaTree tree(buffer.replicas, call_.rank, call_.fanout);
       stream.peers = tree.FromReader();
-      for (const uint32_t replica : outlet.replicas) {
+      for (const uint32_t replica : buffer.replicas) {
         stream.depth = std::max(stream.depth, tree.DepthOf(replica));
       }
     }
-    for (size_t view = 0; view < (outlet.own ? 1 : kViews); ++view) {
+    for (size_t view = 0; view < (buffer.own ? 1 : kViews); ++view) {
       stream.views.push_back(
-          {{}, outlet.own ? own_.slab : transit_[view]->NewView(outlet.slab_bytes)});
+          {{}, buffer.own ? own_.slab : transit_[view]->NewView(buffer.slab_bytes)});
     }
-    stream.outlet = std::move(outlet);
+    stream.buffer = std::move(buffer);
     out_buffers_.push_back(std::move(stream));
   }
 }
 
 std::vector<size_t> ScatterExchange::OwnSteps() const {
   std::vector<size_t> steps;
-  if (!turn_of_.has_value()) return steps;
-  for (size_t step = *turn_of_; step < order_.steps.size(); step += call_.readers.size()) {
+  if (!reader_index_.has_value()) return steps;
+  for (size_t step = *reader_index_; step < order_.steps.size(); step += call_.readers.size()) {
     steps.push_back(step);
   }
   return steps;
 }
 
 absl::Status ScatterExchange::Plan(size_t step, std::span<const RankPlan* const> plans) {
-  Reading reading;
+  ReadStep reading;
   for (const Stream& stream : out_buffers_) {
-    CKPTD_ASSIGN_OR_RETURN(const SlabSpans spans, SlabSpans::Of(*plans[stream.outlet.target]));
-    const size_t number = step * call_.readers.size() + *turn_of_;
+    CKPTD_ASSIGN_OR_RETURN(const SlabSpans spans, SlabSpans::Make(*plans[stream.buffer.target]));
+    const size_t number = step * call_.readers.size() + *reader_index_;
     const ScatterStep& bounds = order_.steps[number];
-    reading.shares.push_back(stream.outlet.whole ? spans.ApartIn(bounds) : spans.In(bounds));
+    reading.shares.push_back(stream.buffer.whole ? spans.ReceivedPerCopy(bounds)
+                                                 : spans.Received(bounds));
   }
   MutexLock lock(mutex_);
   CKPTD_RETURN_IF_ERROR(error_);
-  readings_[step] = std::move(reading);
+  read_steps_[step] = std::move(reading);
   return absl::OkStatus();
 }
 
@@ -111,12 +114,12 @@ absl::Status ScatterExchange::Reserve(TransitMemory& transit, uint64_t room) con
     const absl::Status refused = transit.Reserve(room);
     if (refused.ok()) return refused;
     CKPTD_RETURN_IF_ERROR(WithContext(make_room_(room, refused),
-                                      "taking memory to send from (--comm host needs none)"));
+                                      "allocating memory to send from (--comm host needs none)"));
   }
 }
 
-// The slabs' parts of this step, one behind the other in the memory of its view.
-absl::Status ScatterExchange::MapWindow(size_t step, const Reading& reading) {
+// Places the windows of this step one after the other in the transit memory of its view.
+absl::Status ScatterExchange::MapWindow(size_t step, const ReadStep& reading) {
   struct Place {
     StagedMemory* view;
     uint64_t begin;
@@ -126,10 +129,10 @@ absl::Status ScatterExchange::MapWindow(size_t step, const Reading& reading) {
   uint64_t room = 0;
   for (size_t i = 0; i < out_buffers_.size(); ++i) {
     const std::vector<SlabSpan>& spans = reading.shares[i].spans;
-    if (out_buffers_[i].outlet.own || spans.empty()) continue;
+    if (out_buffers_[i].buffer.own || spans.empty()) continue;
     const uint64_t begin = spans.front().offset;
-    // As aligned as in the slab itself: copies are faster so.
-    room = AlignUp(room) + begin % kApart;
+    // A window is aligned as in its slab, because copies are faster then.
+    room = AlignUp(room) + begin % kWindowAlignment;
     places.push_back({out_buffers_[i].views[step % kViews].staged.get(), begin, room});
     room += spans.back().offset + spans.back().bytes - begin;
   }
@@ -142,19 +145,19 @@ absl::Status ScatterExchange::MapWindow(size_t step, const Reading& reading) {
 
 absl::Status ScatterExchange::Enter(size_t step) {
   MutexLock lock(mutex_);
-  // Whoever sends has a deadline, and lets go of us when it gives up.
+  // No deadline here: the sending thread has one, and calls Stop when it gives up.
   changed_.Wait(mutex_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return step < sent_ + kViews || !error_.ok();
   });
   CKPTD_RETURN_IF_ERROR(error_);
-  Reading& reading = readings_[step];
+  ReadStep& reading = read_steps_[step];
   if (!std::exchange(reading.shown, true)) CKPTD_RETURN_IF_ERROR(MapWindow(step, reading));
   return absl::OkStatus();
 }
 
 void ScatterExchange::Filled(size_t step) {
   MutexLock lock(mutex_);
-  readings_[step].filled = true;
+  read_steps_[step].filled = true;
   changed_.NotifyAll();
 }
 
@@ -172,164 +175,167 @@ absl::Status ScatterExchange::Interrupted() const {
   return interrupted_();
 }
 
-absl::StatusOr<ScatterExchange::Reading> ScatterExchange::AwaitFilled(size_t step) {
+absl::StatusOr<ScatterExchange::ReadStep> ScatterExchange::AwaitFilled(size_t step) {
   SetBusy(true);
   for (;;) {
     {
       MutexLock lock(mutex_);
       changed_.WaitUntil(mutex_, Clock::now() + kTick,
                          [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-                           return readings_[step].filled || !error_.ok();
+                           return read_steps_[step].filled || !error_.ok();
                          });
       CKPTD_RETURN_IF_ERROR(error_);
-      if (readings_[step].filled) return readings_[step];
+      if (read_steps_[step].filled) return read_steps_[step];
     }
     CKPTD_RETURN_IF_ERROR(interrupted_());
   }
 }
 
-Deadline ScatterExchange::Patience(size_t turn) const {
-  // Who reads knows that its bytes are there, and that all others wait for them. Who does not
-  // cannot tell slow storage from a dead link: the readers can, and heartbeats.
-  if (!turn_of_.has_value() || call_.readers.size() > 1) return deadline_;
-  const bool connects = turn < connected_from_;
+Deadline ScatterExchange::StepDeadline(size_t pipeline_step) const {
+  // A single reader knows that its bytes are there and that all others wait for them, so it
+  // counts seconds. A receiver cannot tell slow storage from a dead link. The readers can, and
+  // heartbeats.
+  if (!reader_index_.has_value() || call_.readers.size() > 1) return deadline_;
+  const bool connects = pipeline_step < connected_from_;
   return std::min<Deadline>(deadline_, Clock::now() + PatienceWith(connects ? call_.ranks.size() : 0));
 }
 
-void ScatterExchange::NoteSent(Stream& stream, size_t turn) {
+void ScatterExchange::NoteSent(Stream& stream, size_t pipeline_step) {
   if (std::exchange(stream.begun, true)) return;
-  connected_from_ = std::max(connected_from_, turn + stream.depth + 1);
+  connected_from_ = std::max(connected_from_, pipeline_step + stream.depth + 1);
 }
 
-// What this rank has read: out of its own slab to replicas, or out of transit memory.
-absl::Status ScatterExchange::AddOwnStep(size_t step, std::vector<P2POp>& passings) {
-  CKPTD_ASSIGN_OR_RETURN(Reading reading, AwaitFilled(step));
+// Adds the sends of a step that this rank has read: from its own slab to replicas, or from
+// transit memory.
+absl::Status ScatterExchange::AddOwnStep(size_t step, std::vector<P2POp>& ops) {
+  CKPTD_ASSIGN_OR_RETURN(ReadStep reading, AwaitFilled(step));
   for (size_t i = 0; i < out_buffers_.size(); ++i) {
     Stream& stream = out_buffers_[i];
-    P2POp passing;
-    passing.memory = stream.views[step % stream.views.size()].staged;
-    passing.spans = std::move(reading.shares[i].spans);
-    const bool broadcast = stream.outlet.whole || (stream.outlet.own && Broadcasts());
+    P2POp op;
+    op.memory = stream.views[step % stream.views.size()].staged;
+    op.spans = std::move(reading.shares[i].spans);
+    const bool broadcast = stream.buffer.whole || (stream.buffer.own && Broadcasts());
     if (broadcast) {
-      passing.root = call_.rank;
+      op.root = call_.rank;
     } else {
-      passing.to = stream.peers;
+      op.to = stream.peers;
     }
-    if (!broadcast && passing.to.empty()) continue;
-    if (!passing.spans.empty()) NoteSent(stream, step);
-    passings.push_back(std::move(passing));
+    if (!broadcast && op.to.empty()) continue;
+    if (!op.spans.empty()) NoteSent(stream, step);
+    ops.push_back(std::move(op));
   }
   return absl::OkStatus();
 }
 
-std::optional<size_t> ScatterExchange::ArrivingStep(size_t reader, size_t turn,
+std::optional<size_t> ScatterExchange::ArrivingStep(size_t reader, size_t pipeline_step,
                                                     uint32_t delay) const {
-  if (turn < delay) return std::nullopt;
-  const size_t step = (turn - delay) * call_.readers.size() + reader;
+  if (pipeline_step < delay) return std::nullopt;
+  const size_t step = (pipeline_step - delay) * call_.readers.size() + reader;
   if (step >= order_.steps.size()) return std::nullopt;
   return step;
 }
 
-uint64_t ScatterExchange::AddWhole(size_t reader, size_t turn, std::vector<P2POp>& passings) {
-  const std::optional<size_t> step = ArrivingStep(reader, turn, 0);
+uint64_t ScatterExchange::AddWhole(size_t reader, size_t pipeline_step, std::vector<P2POp>& ops) {
+  const std::optional<size_t> step = ArrivingStep(reader, pipeline_step, 0);
   if (!whole_spans_.has_value() || !step.has_value()) return 0;
-  StepShare share = whole_spans_->ApartIn(order_.steps[*step]);
-  P2POp passing;
-  passing.memory = own_.slab;
-  passing.spans = std::move(share.spans);
-  passing.root = call_.readers[reader];
-  passings.push_back(std::move(passing));
+  StepShare share = whole_spans_->ReceivedPerCopy(order_.steps[*step]);
+  P2POp op;
+  op.memory = own_.slab;
+  op.spans = std::move(share.spans);
+  op.root = call_.readers[reader];
+  ops.push_back(std::move(op));
   return share.tensor_bytes;
 }
 
-// A replica sends on in the turn after it has received, and the next one receives in that turn:
-// in each turn the ranks need nothing of each other but what is sent in it.
-uint64_t ScatterExchange::AddOthersStep(size_t reader, size_t turn,
-                                        std::vector<P2POp>& passings) {
-  const uint64_t whole_bytes = AddWhole(reader, turn, passings);
+// A replica sends a step on in the pipeline step after the one that received it, and the next
+// replica receives it then. So in each pipeline step, ranks depend only on what is sent in it.
+uint64_t ScatterExchange::AddOthersStep(size_t reader, size_t pipeline_step,
+                                        std::vector<P2POp>& ops) {
+  const uint64_t whole_bytes = AddWhole(reader, pipeline_step, ops);
   if (auto before = pass_on_.extract(reader); !before.empty()) {
-    passings.push_back(std::move(before.mapped()));
+    ops.push_back(std::move(before.mapped()));
   }
-  const std::optional<size_t> step = ArrivingStep(reader, turn, delays_[reader]);
+  const std::optional<size_t> step = ArrivingStep(reader, pipeline_step, delays_[reader]);
   if (!own_spans_.has_value() || !step.has_value()) return whole_bytes;
-  StepShare share = own_spans_->In(order_.steps[*step]);
-  P2POp passing;
-  passing.memory = own_.slab;
-  passing.spans = std::move(share.spans);
+  StepShare share = own_spans_->Received(order_.steps[*step]);
+  P2POp op;
+  op.memory = own_.slab;
+  op.spans = std::move(share.spans);
   if (Broadcasts()) {
-    passing.root = call_.readers[reader];
+    op.root = call_.readers[reader];
   } else {
     const ReplicaTree tree(call_.replicas, call_.readers[reader], call_.fanout);
-    passing.to = tree.ChildrenOf(call_.rank);
-    if (!passing.to.empty()) pass_on_[reader] = passing;
-    passing.to.clear();
-    passing.from = tree.ParentOf(call_.rank);
+    op.to = tree.ChildrenOf(call_.rank);
+    if (!op.to.empty()) pass_on_[reader] = op;
+    op.to.clear();
+    op.from = tree.ParentOf(call_.rank);
   }
-  passings.push_back(std::move(passing));
+  ops.push_back(std::move(op));
   return whole_bytes + share.tensor_bytes;
 }
 
-absl::Status ScatterExchange::Issue(GroupComm& comm, const std::vector<P2POp>& passings,
-                                    size_t turn) {
+absl::Status ScatterExchange::Issue(GroupComm& comm, const std::vector<P2POp>& ops,
+                                    size_t pipeline_step) {
   bool begun = false;
-  for (const P2POp& passing : passings) {
-    for (const SlabSpan& span : passing.spans) {
+  for (const P2POp& op : ops) {
+    for (const SlabSpan& span : op.spans) {
       if (!std::exchange(begun, true)) CKPTD_RETURN_IF_ERROR(comm.Begin());
-      if (passing.root.has_value()) {
+      if (op.root.has_value()) {
         CKPTD_RETURN_IF_ERROR(
-            comm.Broadcast(*passing.memory, span.offset, span.bytes, *passing.root));
+            comm.Broadcast(*op.memory, span.offset, span.bytes, *op.root));
       }
-      for (const uint32_t peer : passing.to) {
-        CKPTD_RETURN_IF_ERROR(comm.Send(*passing.memory, span.offset, span.bytes, peer));
+      for (const uint32_t peer : op.to) {
+        CKPTD_RETURN_IF_ERROR(comm.Send(*op.memory, span.offset, span.bytes, peer));
       }
-      if (passing.from.has_value()) {
+      if (op.from.has_value()) {
         CKPTD_RETURN_IF_ERROR(
-            comm.Receive(*passing.memory, span.offset, span.bytes, *passing.from));
+            comm.Receive(*op.memory, span.offset, span.bytes, *op.from));
       }
     }
   }
   if (!begun) return absl::OkStatus();
   SetBusy(false);
-  const Deadline deadline = Patience(turn);
+  const Deadline deadline = StepDeadline(pipeline_step);
   CKPTD_RETURN_IF_ERROR(comm.End(deadline));
   return comm.Wait(deadline);
 }
 
-absl::Status ScatterExchange::Exchange(GroupComm& comm, size_t turn) {
-  // Reader by reader, so that two ranks have what they exchange in the same order.
-  std::vector<P2POp> passings;
-  uint64_t coming = 0;
+absl::Status ScatterExchange::Exchange(GroupComm& comm, size_t pipeline_step) {
+  // In the order of the readers, so that two ranks have their common operations in the same
+  // order.
+  std::vector<P2POp> ops;
+  uint64_t incoming = 0;
   bool read = false;
   for (size_t reader = 0; reader < call_.readers.size(); ++reader) {
-    if (reader != turn_of_) {
-      coming += AddOthersStep(reader, turn, passings);
-    } else if (turn * call_.readers.size() + reader < order_.steps.size()) {
+    if (reader != reader_index_) {
+      incoming += AddOthersStep(reader, pipeline_step, ops);
+    } else if (pipeline_step * call_.readers.size() + reader < order_.steps.size()) {
       read = true;
-      CKPTD_RETURN_IF_ERROR(AddOwnStep(turn, passings));
+      CKPTD_RETURN_IF_ERROR(AddOwnStep(pipeline_step, ops));
     }
   }
-  CKPTD_RETURN_IF_ERROR(Issue(comm, passings, turn));
-  received_.fetch_add(coming, std::memory_order_relaxed);
+  CKPTD_RETURN_IF_ERROR(Issue(comm, ops, pipeline_step));
+  received_.fetch_add(incoming, std::memory_order_relaxed);
   if (progress_ != nullptr) progress_->exchanges.fetch_add(1, std::memory_order_relaxed);
   if (!read) return absl::OkStatus();
   MutexLock lock(mutex_);
-  readings_.erase(turn);
-  sent_ = turn + 1;
+  read_steps_.erase(pipeline_step);
+  sent_ = pipeline_step + 1;
   changed_.NotifyAll();
   return absl::OkStatus();
 }
 
 absl::Status ScatterExchange::Run(GroupComm& comm) {
   const size_t readers = call_.readers.size();
-  // One more than it takes until the last step comes here, to pass that on.
+  // One more pipeline step than the last step needs to come here, in order to pass it on.
   const uint32_t latest = delays_.empty() ? 0 : *std::max_element(delays_.begin(), delays_.end());
-  const size_t turns = (order_.steps.size() + readers - 1) / readers + latest + 1;
+  const size_t pipeline_steps = (order_.steps.size() + readers - 1) / readers + latest + 1;
   absl::Status status;
-  for (size_t turn = 0; turn < turns && status.ok(); ++turn) status = Exchange(comm, turn);
+  for (size_t i = 0; i < pipeline_steps && status.ok(); ++i) status = Exchange(comm, i);
   SetBusy(false);
   if (status.ok()) return status;
   Stop(status);
-  // The communicator may say only that somebody has let go of it.
+  // The communicator may only report that it was dropped; `error_` is the cause.
   MutexLock lock(mutex_);
   return error_;
 }

@@ -1,5 +1,8 @@
-// One rank's part in a scatter: sends the steps that it reads, receives the others straight
-// into its slab, and passes on what its replicas need.
+// One rank's part in a scatter: sends the steps that it reads, receives the others straight into
+// its slab, and passes on what its replicas need. README.md has the specification.
+//
+// The load is a pipeline. In each *pipeline step* every reader sends one step of the files, and
+// replicas pass on the step that they received in the pipeline step before.
 #ifndef CKPTD_SERVER_COLLECTIVE_SCATTER_EXCHANGE_H_
 #define CKPTD_SERVER_COLLECTIVE_SCATTER_EXCHANGE_H_
 
@@ -28,139 +31,149 @@
 
 namespace ckptd {
 
-// Run is one thread's; a transfer's threads fill steps meanwhile, where this rank reads.
+// Used for one load. One thread calls Run. If this rank reads, the transfer's threads fill steps
+// meanwhile.
 class ScatterExchange final : public StepUser {
  public:
-  // Steps of a reader that are filled while others are sent.
+  // How many of a reader's steps may be in memory: one is filled while another is sent.
   static constexpr size_t kViews = 2;
-  // How long the others may take for one exchange. Ranks that have not exchanged anything with
-  // each other before connect in it: so much more for each rank.
+  // How long other ranks may take for one exchange. Ranks that exchange bytes for the first time
+  // connect in it, so kConnectPatience is added for each rank.
   static constexpr std::chrono::seconds kStepPatience{8};
   static constexpr std::chrono::milliseconds kConnectPatience{10};
-  // For an exchange in which ranks of a communicator of so many may connect.
+  // The limit for an exchange in which `ranks` ranks may connect.
   static std::chrono::nanoseconds PatienceWith(size_t ranks) {
     return kStepPatience + kConnectPatience * ranks;
   }
 
-  // What this rank receives. Null plan: nothing, it has its shard.
+  // What this rank receives. Null plan: nothing, because it already has its shard.
   struct Own {
     const RankPlan* plan = nullptr;
     std::shared_ptr<StagedMemory> slab;
   };
-  // Slabs that a reader fills for others.
+  // Memory that a reader fills for other ranks.
   struct OutBuffer {
     std::vector<uint32_t> replicas;  // ranks of the communicator
-    size_t target = 0;               // of the transfer
+    size_t target = 0;               // index of the transfer's target
     uint64_t slab_bytes = 0;
-    bool own = false;                // the reader's own slab, which stays
-    bool whole = false;              // of that, the tensors that all hold: broadcast
+    bool own = false;    // this is the reader's own slab, which keeps the bytes
+    bool whole = false;  // only the tensors that all ranks hold, which are broadcast
   };
-  // `call`, `order` and `whole`, which is that of the call, outlive it.
+  // `call`, `order` and `whole` must outlive it. `whole` belongs to the call.
   ScatterExchange(const ScatterCall& call, const ScatterOrder& order, const WholeTensors& whole,
                   Deadline deadline, std::function<absl::Status()> interrupted);
 
-  // Before Run, if somebody asks how far it is: counts exchanges in `progress`, which outlives it.
+  // Counts finished exchanges in `progress`, which must outlive this. Call it before Run.
   void CountIn(TransferProgress& progress) {
     progress_ = &progress;
     SetBusy(true);  // until all have joined
   }
-  // While all wait for each other to join: where the leader knows who reads, nobody is busy then.
+  // Says that the ranks wait for each other to join. If the leader knows who reads, this rank
+  // then does not count as busy.
   void SetJoining(bool joining);
-  // Before Run: what it receives, and from where it broadcasts. Errors: SlabSpans::Of's.
+  // Sets what this rank receives, and from where it broadcasts. Call it before Run. Errors:
+  // SlabSpans::Make's.
   absl::Status SetOwn(Own own);
-  // Makes room for so many bytes that were refused, or gives the error to tell.
+  // Makes room for `bytes` that the backend refused. Returns an error if that is not possible.
   using MakeRoom = std::function<absl::Status(uint64_t bytes, const absl::Status& refused)>;
-  // Before the transfer: where it sends what it reads. `transit`: one for each view, for
-  // outlets that are not the own slab; it asks `make_room` for what that does not get.
-  void SetOutBuffers(std::vector<OutBuffer> outlets,
-                  std::vector<std::unique_ptr<TransitMemory>> transit, MakeRoom make_room);
-  // Of an outlet, for the transfer to fill: its slabs, by view.
-  std::vector<SlabView> ViewsOf(size_t outlet) const { return out_buffers_[outlet].views; }
+  // Sets where this rank sends what it reads. Call it before the transfer. `transit` has one
+  // memory per view, for buffers that are not the own slab. If it gets no memory, `make_room` is
+  // called.
+  void SetOutBuffers(std::vector<OutBuffer> buffers,
+                     std::vector<std::unique_ptr<TransitMemory>> transit, MakeRoom make_room);
+  // The slabs of a buffer that the transfer fills, by view.
+  std::vector<SlabView> ViewsOf(size_t buffer) const { return out_buffers_[buffer].views; }
   // The steps that this rank reads.
   std::vector<size_t> OwnSteps() const;
 
-  // All exchanges, in order. On an error, here or from Stop, the transfer's threads are let
-  // go with it. Errors: those of `comm`.
+  // Makes all exchanges, in order. An error here or from Stop also ends the waits of the
+  // transfer's threads. Errors: those of `comm`.
   absl::Status Run(GroupComm& comm);
-  // For GroupComm's waits: `interrupted`, and what Stop was told.
+  // For GroupComm's waits: the error of Stop, or of `interrupted`.
   absl::Status Interrupted() const;
-  // Bytes of tensors that came. Thread-safe.
+  // Bytes of tensors that were received. Thread-safe.
   uint64_t received_bytes() const { return received_.load(std::memory_order_relaxed); }
 
   absl::Status Plan(size_t step, std::span<const RankPlan* const> plans) override;
   absl::Status Enter(size_t step) override;
   void Filled(size_t step) override;
-  // Ends Run with `status`, too.
+  // Makes Run end with `status`, too.
   void Stop(const absl::Status& status) override;
 
  private:
   struct Stream {
-    OutBuffer outlet;
+    OutBuffer buffer;
     std::vector<uint32_t> peers;
     std::vector<SlabView> views;
-    uint32_t depth = 0;  // how many turns later the last of its replicas has what was sent
+    // Pipeline steps from the sending of a step to its arrival at the last replica.
+    uint32_t depth = 0;
     bool begun = false;
   };
   // A step that this rank reads.
-  struct Reading {
-    std::vector<StepShare> shares;  // per outlet
+  struct ReadStep {
+    std::vector<StepShare> shares;  // per buffer
     bool shown = false;
     bool filled = false;
   };
-  // Something to send or receive in one exchange.
+  // Memory to send or receive in one exchange.
   struct P2POp {
     std::shared_ptr<StagedMemory> memory;
     std::vector<SlabSpan> spans;
     std::vector<uint32_t> to;
     std::optional<uint32_t> from;
-    std::optional<uint32_t> root;  // of a broadcast, instead of both
+    std::optional<uint32_t> root;  // set for a broadcast, instead of `to` and `from`
   };
 
-  // Takes room for what passes through the memory of a view, until that fails for good.
+  // Reserves memory for windows. Makes room as long as that is possible.
   absl::Status Reserve(TransitMemory& transit, uint64_t room) const;
-  absl::Status MapWindow(size_t step, const Reading& reading) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<Reading> AwaitFilled(size_t step);
-  // The exchange of one step per reader.
-  absl::Status Exchange(GroupComm& comm, size_t turn);
-  absl::Status AddOwnStep(size_t step, std::vector<P2POp>& passings);
-  // What comes of that reader's steps, which returns the bytes of tensors in it: whole tensors,
-  // what is this rank's alone, and what is passed on of the step before.
-  uint64_t AddOthersStep(size_t reader, size_t turn, std::vector<P2POp>& passings);
-  uint64_t AddWhole(size_t reader, size_t turn, std::vector<P2POp>& passings);
-  // Something of that outlet is sent in this turn: the first that is connects those it goes to.
-  void NoteSent(Stream& stream, size_t turn);
-  // The step of that reader which reaches this rank, so many turns late, in a turn, if any.
-  std::optional<size_t> ArrivingStep(size_t reader, size_t turn, uint32_t delay) const;
-  absl::Status Issue(GroupComm& comm, const std::vector<P2POp>& passings, size_t turn);
+  absl::Status MapWindow(size_t step, const ReadStep& reading)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<ReadStep> AwaitFilled(size_t step);
+  // Makes one exchange: one step of each reader.
+  absl::Status Exchange(GroupComm& comm, size_t pipeline_step);
+  absl::Status AddOwnStep(size_t step, std::vector<P2POp>& ops);
+  // Adds the operations for that reader's steps: whole tensors, this rank's own bytes, and those
+  // to pass on from the pipeline step before. Returns the bytes of tensors that this rank
+  // receives.
+  uint64_t AddOthersStep(size_t reader, size_t pipeline_step, std::vector<P2POp>& ops);
+  uint64_t AddWhole(size_t reader, size_t pipeline_step, std::vector<P2POp>& ops);
+  // Notes that the buffer is used in this pipeline step. Its first use makes ranks connect.
+  void NoteSent(Stream& stream, size_t pipeline_step);
+  // The step of that reader which arrives here in a pipeline step, if it takes `delay` pipeline
+  // steps. None: there is none.
+  std::optional<size_t> ArrivingStep(size_t reader, size_t pipeline_step, uint32_t delay) const;
+  absl::Status Issue(GroupComm& comm, const std::vector<P2POp>& ops, size_t pipeline_step);
   void SetBusy(bool busy) {
     if (progress_ != nullptr) progress_->busy.store(busy, std::memory_order_relaxed);
   }
   bool Broadcasts() const { return call_.replicas.size() == call_.ranks.size(); }
-  Deadline Patience(size_t turn) const;
+  Deadline StepDeadline(size_t pipeline_step) const;
 
   const ScatterCall& call_;
   const ScatterOrder& order_;
   const WholeTensors& whole_;
   const Deadline deadline_;
   const std::function<absl::Status()> interrupted_;
-  const std::optional<size_t> turn_of_;  // this rank's place among the readers
+  const std::optional<size_t> reader_index_;  // this rank's index among the readers
   Own own_;
-  std::optional<SlabSpans> own_spans_;    // but for whole tensors
-  std::optional<SlabSpans> whole_spans_;  // none: there are no such tensors
+  std::optional<SlabSpans> own_spans_;    // without whole tensors
+  std::optional<SlabSpans> whole_spans_;  // none: there are no whole tensors
   std::vector<Stream> out_buffers_;
-  size_t connected_from_ = 0;  // the turn from which on nobody has to connect, as far as is known
+  // From this pipeline step on no rank has to connect, as far as is known.
+  size_t connected_from_ = 0;
   std::vector<std::unique_ptr<TransitMemory>> transit_;
   MakeRoom make_room_;
-  std::vector<uint32_t> delays_;       // per reader, how many turns later its steps come here
-  std::map<size_t, P2POp> pass_on_;  // by reader, what came in the last exchange
+  // Per reader, how many pipeline steps later its steps arrive here.
+  std::vector<uint32_t> delays_;
+  std::map<size_t, P2POp> pass_on_;  // by reader: what arrived in the last exchange
   std::atomic<uint64_t> received_ = 0;
   TransferProgress* progress_ = nullptr;
 
   mutable Mutex mutex_;
   CondVar changed_;
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
-  std::map<size_t, Reading> readings_ ABSL_GUARDED_BY(mutex_);  // planned, and not yet sent
-  size_t sent_ ABSL_GUARDED_BY(mutex_) = 0;  // steps of this reader
+  std::map<size_t, ReadStep> read_steps_ ABSL_GUARDED_BY(mutex_);  // planned, and not yet sent
+  size_t sent_ ABSL_GUARDED_BY(mutex_) = 0;                        // number of this reader's steps
 };
 
 }  // namespace ckptd

@@ -15,9 +15,9 @@
 namespace ckptd {
 namespace {
 
-// Who is dead or stands still is known sooner, by heartbeats. Who is not the first cannot tell
-// whether another one still opens its files: it is told. What it would say of a communicator that
-// was given up says less, too.
+// Only the communicator's first rank counts seconds. Other ranks cannot tell whether a reader
+// still opens its files, and are told. An error about a dropped communicator would say less, too.
+// Heartbeats report dead ranks sooner.
 Deadline JoinDeadline(const ScatterCall& call, Deadline deadline) {
   if (call.rank != 0 || LeaderKnowsReaders(call)) return deadline;
   return std::min<Deadline>(deadline, Clock::now() + JoinPatience(call));
@@ -73,18 +73,18 @@ absl::StatusOr<RankPlan> ScatterReader::WholePlan(const PlannedRank& rank) const
 }
 
 ScatterExchange::OutBuffer ScatterReader::AddReplicas(const ReplicaSet& set,
-                                                   std::vector<size_t> counters) {
-  ScatterExchange::OutBuffer outlet;
-  outlet.replicas = set.ranks;
-  outlet.target = step_targets_.size();
-  outlet.slab_bytes = set.plan->slab_bytes;
-  outlet.own = std::binary_search(set.ranks.begin(), set.ranks.end(), call_.rank);
+                                                      std::vector<size_t> counters) {
+  ScatterExchange::OutBuffer out_buffer;
+  out_buffer.replicas = set.ranks;
+  out_buffer.target = step_targets_.size();
+  out_buffer.slab_bytes = set.plan->slab_bytes;
+  out_buffer.own = std::binary_search(set.ranks.begin(), set.ranks.end(), call_.rank);
   StepTarget target;
   target.rank = set.plan;
   target.counters = std::move(counters);
   if (!whole_.empty()) target.only = [this](const CopyOp& op) { return !whole_.Has(op); };
   step_targets_.push_back(std::move(target));
-  return outlet;
+  return out_buffer;
 }
 
 absl::Status ScatterReader::Connect(ScatterExchange& exchange) {
@@ -93,7 +93,7 @@ absl::Status ScatterReader::Connect(ScatterExchange& exchange) {
   for (const Target& target : targets_) {
     const auto rank = std::find(call_.ranks.begin(), call_.ranks.end(), target.rank);
     if (target.own || target.slab.empty()) {
-      if (rank == call_.ranks.end()) continue;  // mapped, or its slab has no bytes
+      if (rank == call_.ranks.end()) continue;  // a mapped rank, or a slab without bytes
       const auto number = static_cast<size_t>(rank - call_.ranks.begin());
       plans[number] = target.plan;
       at[number] = &target;
@@ -101,21 +101,21 @@ absl::Status ScatterReader::Connect(ScatterExchange& exchange) {
     }
     step_targets_.push_back({target.plan, {target.slab}, {target.counter}});
   }
-  std::vector<ScatterExchange::OutBuffer> outlets;
-  if (!whole_.empty()) AddWhole(outlets);  // first, as receivers have it
+  std::vector<ScatterExchange::OutBuffer> out_buffers;
+  if (!whole_.empty()) AddWhole(out_buffers);  // first, in the order in which receivers expect them
   const std::vector<ReplicaSet> sets = FindReplicas(plans);
   for (const ReplicaSet& set : sets) {
     std::vector<size_t> counters;
     for (const uint32_t rank : set.ranks) counters.push_back(at[rank]->counter);
-    outlets.push_back(AddReplicas(set, std::move(counters)));
+    out_buffers.push_back(AddReplicas(set, std::move(counters)));
   }
   std::vector<std::unique_ptr<TransitMemory>> transit;
   for (size_t view = 0; view < ScatterExchange::kViews; ++view) {
     CKPTD_ASSIGN_OR_RETURN(transit.emplace_back(), parts_.backend.MakeTransit());
   }
-  exchange.SetOutBuffers(outlets, std::move(transit), parts_.make_room);
-  for (size_t i = 0; i < outlets.size(); ++i) {
-    step_targets_[outlets[i].target].views = exchange.ViewsOf(i);
+  exchange.SetOutBuffers(out_buffers, std::move(transit), parts_.make_room);
+  for (size_t i = 0; i < out_buffers.size(); ++i) {
+    step_targets_[out_buffers[i].target].views = exchange.ViewsOf(i);
   }
   return absl::OkStatus();
 }
@@ -128,11 +128,11 @@ absl::Status ScatterReader::FindWhole() {
                    "the same ckptd on every rank");
 }
 
-void ScatterReader::AddWhole(std::vector<ScatterExchange::OutBuffer>& outlets) {
+void ScatterReader::AddWhole(std::vector<ScatterExchange::OutBuffer>& out_buffers) {
   const Target* const own = Own();
-  ScatterExchange::OutBuffer outlet;
-  outlet.target = step_targets_.size();
-  outlet.own = outlet.whole = true;
+  ScatterExchange::OutBuffer out_buffer;
+  out_buffer.target = step_targets_.size();
+  out_buffer.own = out_buffer.whole = true;
   StepTarget target;
   target.rank = own->plan;
   target.only = [this](const CopyOp& op) { return whole_.Has(op); };
@@ -142,7 +142,7 @@ void ScatterReader::AddWhole(std::vector<ScatterExchange::OutBuffer>& outlets) {
     if (here && !other.own) target.counters.push_back(other.counter);
   }
   step_targets_.push_back(std::move(target));
-  outlets.push_back(std::move(outlet));
+  out_buffers.push_back(std::move(out_buffer));
 }
 
 absl::StatusOr<TransferResult> ScatterReader::Run(TransferOptions options,
@@ -163,7 +163,7 @@ absl::StatusOr<TransferResult> ScatterReader::Run(TransferOptions options,
     CKPTD_RETURN_IF_ERROR(exchange.SetOwn(std::move(mine)));
   }
   CKPTD_RETURN_IF_ERROR(Connect(exchange));
-  options.digests = false;  // each rank has its own, of what came
+  options.digests = false;  // each rank computes its own from what it received
   options.part = 0;
   options.parts = 1;
   const StepList steps{&order_, exchange.OwnSteps()};

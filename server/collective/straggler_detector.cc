@@ -42,7 +42,7 @@ absl::Status StragglerDetector::CheckJoinTimeout(std::chrono::nanoseconds patien
 }
 
 absl::Status StragglerDetector::NameStragglers(const absl::Status& status,
-                                       const std::vector<uint32_t>& ranks) const {
+                                               const std::vector<uint32_t>& ranks) const {
   std::map<uint64_t, std::vector<uint32_t>> by_exchanges;
   bool others_ended = false;
   {
@@ -59,7 +59,8 @@ absl::Status StragglerDetector::NameStragglers(const absl::Status& status,
   }
   if (by_exchanges.empty() || (by_exchanges.size() == 1 && !others_ended)) return status;
   const auto& [least, behind] = *by_exchanges.begin();
-  const bool one = behind.size() == 1;  // of several, who holds up the others is not known
+  // if several are behind, it is not known which one holds up the others
+  const bool one = behind.size() == 1;
   const std::string others =
       by_exchanges.size() == 1 ? "ended" : fmt::format("done {}", by_exchanges.rbegin()->first);
   absl::Status named =

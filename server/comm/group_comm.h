@@ -1,5 +1,6 @@
 // Seam: a communicator of the group, which carries bytes between the devices of its ranks.
-// Backend: server/comm/nccl. The order of operations is the callers' to keep equal.
+// Backend: server/comm/nccl. All ranks must issue the same operations in the same order; the
+// callers see to that.
 #ifndef CKPTD_SERVER_COMM_GROUP_COMM_H_
 #define CKPTD_SERVER_COMM_GROUP_COMM_H_
 
@@ -16,58 +17,58 @@
 
 namespace ckptd {
 
-// One rank's end. Used by one thread at a time. Ranks here are the communicator's own, errors
-// name the group's. After an error it is of no more use, here and, by their own errors, on
-// all ranks. That error comes at once: what the communicator still does ends meanwhile, and
-// destruction, which may take seconds, waits for it. Until then memory that it may touch is kept,
-// also if it is freed.
+// One rank's end. CommunicatorCache owns it; one thread at a time uses it. Ranks in calls are the
+// communicator's own, errors name the group's. After an error it cannot be used any more, and all
+// other ranks get errors of their own. The error is returned at once, while running operations
+// still end. The destructor waits for them, which may take seconds. Until then memory that they
+// may touch is kept, even if it is freed.
 class GroupComm {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
 
   virtual ~GroupComm() = default;
-  // An exchange: operations that do not wait for each other. Memory is of this rank's device,
-  // and stays as it is until Wait. `bytes` > 0.
+  // Begins an exchange: operations that do not wait for each other. Their memory must be on this
+  // rank's device and must not change until Wait. `bytes` > 0.
   virtual absl::Status Begin() = 0;
   virtual absl::Status Send(const StagedMemory& from, uint64_t offset, uint64_t bytes,
                             uint32_t peer) = 0;
   virtual absl::Status Receive(const StagedMemory& to, uint64_t offset, uint64_t bytes,
                                uint32_t peer) = 0;
-  // The same bytes of `memory` on all ranks, as `root` has them.
+  // Copies these bytes of `memory` from `root` to all ranks.
   virtual absl::Status Broadcast(const StagedMemory& memory, uint64_t offset, uint64_t bytes,
                                  uint32_t root) = 0;
   virtual absl::Status End(Deadline deadline) = 0;
-  // Returns when every exchange that was ended is done. Errors: DeadlineExceeded DEADLINE names
-  // the ranks that take part in what stands still.
+  // Returns when all exchanges are done. Errors: DeadlineExceeded DEADLINE names the ranks of the
+  // operations that are not done.
   virtual absl::Status Wait(Deadline deadline) = 0;
-  // The clean end: returns when all ranks have called it.
+  // Ends the communicator regularly. Returns when all ranks have called it.
   virtual absl::Status Close(Deadline deadline) = 0;
-  // Replaces the one of GroupCommOptions: asked while something is waited for.
+  // Replaces GroupCommOptions::interrupted.
   virtual void Interrupt(std::function<absl::Status()> interrupted) = 0;
 };
 
 struct GroupCommOptions {
-  std::string id;  // MakeId's of one rank, the same on all
+  std::string id;  // MakeId's result on one rank, the same on all ranks
   uint32_t rank = 0;
-  std::vector<uint32_t> names;  // per rank of the communicator, which of the group it is
-  std::string name;             // in logs
-  // Asked while something is waited for, on the waiting thread; an error ends the wait.
+  std::vector<uint32_t> names;  // per rank of the communicator, its rank in the group
+  std::string name;             // name in logs
+  // Called now and then by a thread that waits. An error ends the wait with it.
   std::function<absl::Status()> interrupted;
 };
 
-// How communicators are made. Thread-safe.
+// Makes communicators. Thread-safe.
 class GroupComms {
  public:
   virtual ~GroupComms() = default;
-  // "NCCL 2.30.7": ranks join each other only if they agree.
+  // Such as "NCCL 2.30.7". Ranks may only join each other if their versions are equal.
   virtual std::string version() const = 0;
-  // Good for one communicator; this process must live until all have joined.
+  // An id for one communicator. This process must live until all ranks have joined.
   virtual absl::StatusOr<std::string> MakeId() = 0;
   // Returns when all ranks have joined. Errors: DeadlineExceeded RANK_MISSING, NCCL_FAILED.
   virtual absl::StatusOr<std::unique_ptr<GroupComm>> Join(GroupCommOptions options,
                                                           GroupComm::Deadline deadline) = 0;
-  // Waits, it may be for seconds, for what is left of those that could not be joined: their errors
-  // come before.
+  // Waits, up to seconds, for the teardown of communicators whose Join has failed. Join returns
+  // its error before that.
   virtual void AwaitEnds() {}
 };
 

@@ -21,16 +21,16 @@
 namespace ckptd {
 namespace {
 
-// Of what is available, for the first load of a job that nothing is known of ...
+// The share of available memory for a job about which nothing is known ...
 constexpr uint64_t kShare = 4;
-// ... and the most, on a host: more is not faulted in while trainers start.
+// ... and its limit per host: more should not be faulted in while trainers start.
 constexpr uint64_t kMostUnknown = uint64_t{16} << 30;
-// Far more than a host has.
+// More than any host has.
 constexpr uint64_t kMostLoaded = uint64_t{1} << 50;
-constexpr size_t kMostBytes = 64;  // of the file
+constexpr size_t kMostBytes = 64;  // limit of the file
 
-// Of a job of another size, shards have other sizes.
-std::string LineBefore(const Config& config) {
+// The file's line before the number. Shards of a job with another world size differ in size.
+std::string LinePrefix(const Config& config) {
   return fmt::format("ckptd arena 1, world size {}, largest shard ", config.world_size);
 }
 
@@ -57,7 +57,7 @@ ArenaSize DefaultArena(const ArenaFacts& facts) {
     const uint64_t daemons = std::max(facts.daemons, 1U);
     size.bytes = std::min(facts.available / kShare, kMostUnknown) / daemons;
     size.why = fmt::format("a quarter of the memory that was available at start, at most {} GiB, "
-                           "divided among {} daemon{}; the first load says how much is needed",
+                           "divided among {} daemon{}; the first load shows how much is needed",
                            kMostUnknown >> 30, daemons, daemons == 1 ? "" : "s");
   }
   if (size.bytes > facts.budget) {
@@ -80,11 +80,11 @@ absl::StatusOr<ArenaSize> ChooseArena(const Config& config, uint64_t available, 
 absl::Status RememberLoaded(const Config& config, uint64_t bytes) {
   const std::string path = PathsOf(config).arena;
   const std::string beside = path + ".new";
-  const std::string text = fmt::format("{}{}\n", LineBefore(config), bytes);
+  const std::string text = fmt::format("{}{}\n", LinePrefix(config), bytes);
   const UniqueFd file(
       ::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!file.valid()) return ErrnoStatus(errno, "writing " + beside);
-  errno = ENOSPC;  // what a write says that is cut short
+  errno = ENOSPC;  // a short write is treated as a full disk
   const bool whole = ::write(file.get(), text.data(), text.size()) == std::ssize(text);
   if (whole && std::rename(beside.c_str(), path.c_str()) == 0) return absl::OkStatus();
   const absl::Status failed = ErrnoStatus(errno, "writing " + path);
@@ -96,9 +96,9 @@ std::optional<uint64_t> LastLoaded(const Config& config) {
   const std::string path = PathsOf(config).arena;
   const absl::StatusOr<std::string> text = ReadSmallFile(path, kMostBytes);
   if (text.status().code() == absl::StatusCode::kNotFound) return std::nullopt;
-  const auto loaded = text.ok() ? ParseLoaded(*text, LineBefore(config)) : std::nullopt;
+  const auto loaded = text.ok() ? ParseLoaded(*text, LinePrefix(config)) : std::nullopt;
   if (!loaded.has_value()) {
-    Log(LogLevel::kInfo, "memory: {} says nothing of a job of this size and is not used", path);
+    Log(LogLevel::kInfo, "memory: {} is not about a job of this size, so it is not used", path);
   }
   return loaded;
 }

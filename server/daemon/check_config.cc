@@ -21,7 +21,7 @@
 namespace ckptd {
 namespace {
 
-// Far more than there are cores, or requests that storage answers at once.
+// More than there are cores, or requests that storage answers at once.
 constexpr uint32_t kMostReaderThreads = 1024;
 constexpr double kMostIdleSeconds = 366 * 86400;
 
@@ -29,7 +29,7 @@ absl::Status Invalid(const std::string& why) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid, why);
 }
 
-// Names of sockets travel, in messages and in the environment.
+// Names of sockets are sent in messages and in the environment, so they must be plain text.
 bool IsPlainText(const std::string& path) {
   return ValidUtf8Prefix(path) == path.size() &&
          std::none_of(path.begin(), path.end(), [](unsigned char c) { return std::iscntrl(c) != 0; });
@@ -77,7 +77,7 @@ absl::Status CheckNames(const Config& config) {
   return absl::OkStatus();
 }
 
-// One of few words.
+// `value` must be one of `words`.
 absl::Status CheckWord(std::string_view flag, const std::string& value,
                        std::initializer_list<std::string_view> words) {
   if (std::find(words.begin(), words.end(), value) != words.end()) return absl::OkStatus();
@@ -144,12 +144,12 @@ absl::Status CheckPreload(const Config& config) {
                            : config.ready_when == "loaded" ? "--ready-when loaded"
                                                              : nullptr;
   if (flag == nullptr) return absl::OkStatus();
-  return Invalid(fmt::format("checking {}: it is about what is loaded at the start; name that with "
-                             "--load, or leave it out",
+  return Invalid(fmt::format("checking {}: it applies to what is loaded at the start; name that "
+                             "with --load, or leave it out",
                              flag));
 }
 
-// Of host memory, that nothing is asked for which only GPUs have.
+// Refuses settings that only GPUs support, if shards are in host memory.
 absl::Status CheckHostMemory(const Config& config) {
   if (config.comm == "nccl") {
     return Invalid("checking --comm nccl: NCCL carries bytes between GPUs, and --memory is host; "
@@ -157,7 +157,7 @@ absl::Status CheckHostMemory(const Config& config) {
   }
   CKPTD_ASSIGN_OR_RETURN(const uint64_t host_tier, ParseShare(config.host_tier, 100));
   if (host_tier == 0) return absl::OkStatus();
-  return Invalid("checking --host-tier: it lies behind a GPU's memory, and --memory is host; "
+  return Invalid("checking --host-tier: it is for shards in a GPU's memory, and --memory is host; "
                  "leave one of the two out");
 }
 

@@ -1,4 +1,4 @@
-// What the settings of a daemon must be, by themselves and together.
+// Checks the settings of a daemon, each by itself and in combination.
 #ifndef CKPTD_SERVER_DAEMON_CHECK_CONFIG_H_
 #define CKPTD_SERVER_DAEMON_CHECK_CONFIG_H_
 
@@ -7,7 +7,7 @@
 
 namespace ckptd {
 
-// Errors: InvalidArgument CONFIG_INVALID, which names the setting and what it may be.
+// Errors: InvalidArgument CONFIG_INVALID, which names the setting and its valid values.
 absl::Status CheckConfig(const Config& config);
 
 }  // namespace ckptd

@@ -22,11 +22,11 @@ namespace {
 
 constexpr int kSignalsOfWrites[] = {SIGPIPE, SIGXFSZ};
 
-// Between fork and exec: only async-signal-safe calls. Never returns.
+// Runs between fork and exec, so it may make only async-signal-safe calls. Never returns.
 [[noreturn]] void BecomeChild(const ChildOptions& options, char* const* arguments,
                               char* const* environment, int error_pipe, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (::getppid() != parent) ::_exit(127);  // it died before the line above
+  if (::getppid() != parent) ::_exit(127);  // the parent died before the line above
   if (options.own_group) ::setpgid(0, 0);
   sigset_t none;
   ::sigemptyset(&none);
@@ -85,7 +85,7 @@ absl::StatusOr<pid_t> StartChild(const ChildOptions& options) {
   do {
     n = ::read(reader.get(), &error, sizeof(error));
   } while (n < 0 && errno == EINTR);
-  if (n == 0) return pid;  // closed by exec
+  if (n == 0) return pid;  // exec has closed the pipe
   ::waitpid(pid, nullptr, 0);
   return MakeError(absl::StatusCode::kNotFound, reason::kInvalidRequest,
                    fmt::format("starting {}: {}; check the command", options.arguments[0],
@@ -96,13 +96,13 @@ std::map<pid_t, int> EndChildren(const std::vector<pid_t>& pids,
                                  std::chrono::milliseconds patience) {
   using Clock = std::chrono::steady_clock;
   constexpr timespec kTick = {0, 100'000'000};
-  // The kernel keeps one that waits for storage which does not answer.
+  // The kernel does not end a process that waits for storage without an answer.
   constexpr std::chrono::seconds kKillPatience{5};
   sigset_t children;
   ::sigemptyset(&children);
   ::sigaddset(&children, SIGCHLD);
   std::map<pid_t, int> ends;
-  // True when there is nothing more to wait for.
+  // True if there is nothing more to wait for.
   const auto ended = [&ends](pid_t pid) {
     int status = 0;
     const pid_t found = ::waitpid(pid, &status, WNOHANG);

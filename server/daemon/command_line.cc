@@ -27,7 +27,7 @@ constexpr char kAbout[] =
     "\n"
     "  ckptd launch --nproc 4 -- torchrun --nproc-per-node 4 train.py\n";
 
-// What holds where neither flags nor a file say anything.
+// The defaults, without flags and file.
 CommandLine DefaultLine() {
   CommandLine line;
   line.config = DefaultConfig(ReadEnvironment);
@@ -86,14 +86,14 @@ absl::Status UsageError(const CLI::App& app, const CLI::ParseError& error) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid, what);
 }
 
-// Empty when `path` may be read to its end: /dev/zero has none, and a FIFO may wait.
+// Empty if `path` can be read to its end. /dev/zero has no end, and a FIFO may block.
 std::string CheckConfigFile(const std::string& path) {
   constexpr size_t kMostBytes = 1 << 20;
   if (path.empty()) return {};
   return MessageOf(ReadSmallFile(path, kMostBytes).status());
 }
 
-// Daemons and trainers need not share a working directory.
+// Made absolute, because daemons and trainers may have different working directories.
 absl::StatusOr<std::string> AbsoluteRunDir(const std::string& given) {
   std::error_code error;
   const auto run_dir = std::filesystem::absolute(given, error);
@@ -113,7 +113,8 @@ absl::StatusOr<std::string> AbsoluteSource(const std::string& given) {
                    fmt::format("checking --load {}: {}", given, MessageOf(source.status())));
 }
 
-// What launch gives each of its daemons. A config file may have it, as `ckptd config` prints it.
+// Refuses flags that launch sets for each of its daemons. A config file may have them, because
+// `ckptd config` prints them.
 absl::Status CheckLaunchFlags(int argc, const char* const* argv) {
   for (int i = 1; i < argc && argv[i] != std::string_view("--"); ++i) {
     const std::string_view flag = std::string_view(argv[i]).substr(0, std::strcspn(argv[i], "="));
@@ -155,7 +156,7 @@ absl::StatusOr<CommandLine> CommandLineParser::Parse(int argc, const char* const
   line_ = DefaultLine();
   try {
     app_.parse(argc, argv);
-  } catch (const CLI::Success& wanted) {  // help or version
+  } catch (const CLI::Success& wanted) {  // --help or --version
     std::ostringstream text;
     app_.exit(wanted, text, text);
     CommandLine line = line_;

@@ -1,5 +1,5 @@
-// The command line of `ckptd`, together with the configuration file and the
-// variables that it stands for.
+// The command line of `ckptd`, with the configuration file and the variables that can replace
+// flags.
 #ifndef CKPTD_SERVER_DAEMON_COMMAND_LINE_H_
 #define CKPTD_SERVER_DAEMON_COMMAND_LINE_H_
 
@@ -15,7 +15,7 @@
 namespace ckptd {
 
 struct CommandLine {
-  // kPrint: `text` was asked for, help or the version.
+  // kPrint: `text` is to be printed, the help or the version.
   enum class Verb : uint8_t { kRun, kLaunch, kConfig, kInfo, kPrint };
   Verb verb = Verb::kPrint;
   Config config;
@@ -23,29 +23,29 @@ struct CommandLine {
   std::string text;
 };
 
-// Declaring the flags costs a hundred times what reading a command line does, so a
-// parser can be used again. Not thread-safe.
+// Declaring the flags takes a hundred times longer than reading a command line, so a parser can
+// be used again. Not thread-safe.
 class CommandLineParser {
  public:
-  // Reads the environment: what it says are the defaults that --help shows.
+  // Reads the environment: its values become the defaults that --help shows.
   CommandLineParser();
   CommandLineParser(const CommandLineParser&) = delete;
   CommandLineParser& operator=(const CommandLineParser&) = delete;
 
-  // Reads the environment and, where one is named, the configuration file; nothing
-  // of what was parsed before. Errors: InvalidArgument CONFIG_INVALID. Values are
-  // checked by CheckConfig, not here.
+  // Reads the environment and, if one is named, the configuration file. Earlier results have no
+  // influence. Values are checked by CheckConfig, not here. Errors: InvalidArgument
+  // CONFIG_INVALID.
   absl::StatusOr<CommandLine> Parse(int argc, const char* const* argv);
 
  private:
-  CommandLine line_;  // what the flags write to
+  CommandLine line_;  // the flags write to it
   CLI::App app_;
-  CLI::App* run_ = nullptr;  // of app_
+  CLI::App* run_ = nullptr;  // a part of app_
   CLI::App* launch_ = nullptr;
   CLI::App* info_ = nullptr;
 };
 
-// With a parser of its own.
+// The same with a new parser.
 absl::StatusOr<CommandLine> ParseCommandLine(int argc, const char* const* argv);
 
 }  // namespace ckptd

@@ -24,12 +24,12 @@ struct LaunchOptions {
   uint32_t nnodes = 1;
   uint32_t node_rank = 0;
   bool rendezvous_given = false;
-  uint32_t max_restarts = 10;       // of one daemon, without a minute of peace between
-  double start_timeout = 60;        // seconds until the group must be complete
-  std::vector<std::string> command; // empty: run until a signal
+  uint32_t max_restarts = 10;        // per daemon; starts again after a minute without a restart
+  double start_timeout = 60;         // seconds until the group must be complete
+  std::vector<std::string> command;  // empty: run until a signal
 };
-// Starts and supervises the daemons of this node; with a command, runs it and
-// returns its exit code (128 + n after signal n).
+// Starts and supervises the daemons of this node. With a command, runs it and returns its exit
+// code (128 + n after signal n).
 int LaunchCommand(const Config& config, const LaunchOptions& options);
 
 // Prints `status` as one line on stderr, "ckptd: ...".

@@ -17,7 +17,7 @@ struct Setting {
   const char* help;
 };
 
-// All of them, in the order in which help shows them.
+// All settings, in the order of the help.
 const Setting kSettings[] = {
     {"job", &Config::job, "Name of the job; daemons of other jobs are refused"},
     {"rank", &Config::rank, "Rank of this daemon in the group; rank 0 reads storage and leads"},

@@ -1,5 +1,5 @@
-// Configuration of one daemon: every key and its default. Flags,
-// CKPTD_* variables and the config file spell the keys alike.
+// Configuration of one daemon: every key and its default. Flags, CKPTD_* variables and the config
+// file use the same keys.
 #ifndef CKPTD_SERVER_DAEMON_CONFIG_H_
 #define CKPTD_SERVER_DAEMON_CONFIG_H_
 
@@ -19,20 +19,20 @@ struct Config {
   std::string job = "default";
   uint32_t rank = 0;
   uint32_t world_size = 1;
-  uint32_t local_size = 1;  // daemons on this host: they share its memory
-  std::string run_dir;      // sockets lie in run_dir/job
-  std::string rendezvous;   // host:port of rank 0's peer server
-  std::string advertise;    // host name peers reach this daemon by
-  std::string host_id;      // daemons with equal ones share memory; empty: the boot id
-  std::string peer_auth = "required";  // or "none": the peer port lets anybody in
-  std::string group_key_file;          // a text that all daemons of the group are given
-  std::string tls_cert;     // in its place, PEM files; all three or none
+  uint32_t local_size = 1;             // daemons on this host, which share its memory
+  std::string run_dir;                 // sockets are in run_dir/job
+  std::string rendezvous;              // host:port of rank 0's peer server
+  std::string advertise;               // host name by which peers reach this daemon
+  std::string host_id;                 // daemons with the same one share memory; empty: the boot id
+  std::string peer_auth = "required";  // or "none": anybody may call the peer port
+  std::string group_key_file;          // a file with a text that all daemons of the group share
+  std::string tls_cert;                // PEM files instead of the group key; all three or none
   std::string tls_key;
   std::string tls_ca;
-  std::string tls_name;     // in every certificate; empty: the address that is dialled
+  std::string tls_name;     // the name in every certificate; empty: the address of the connection
   std::string reader = "rank0";
   std::string comm = "auto";
-  std::string nccl_library;  // empty: looked for
+  std::string nccl_library;  // empty: search
   std::string memory = "auto";
   std::string device = "auto";
   std::string staging = "128MiB";
@@ -50,18 +50,18 @@ struct Config {
   double heartbeat_timeout = 5.0;
   std::string log_level = "info";
   std::string load;    // loaded once the group is complete; empty: nothing
-  std::string layout;  // of it; empty: fsdp over all ranks
-  std::string dtype;   // that its floating tensors are cast to; empty: none
+  std::string layout;  // for `load`; empty: fsdp over all ranks
+  std::string dtype;   // type to which floating tensors of `load` are cast; empty: none
   std::string load_mode = "auto";
   std::string ready_when = "group";
-  // Written '1' once the daemon is ready. Where that waits for a load, 'g' before it, once the
-  // group is complete, and '0' instead where the load has failed.
+  // A descriptor to which '1' is written when the daemon is ready. If that includes a load, 'g'
+  // is written before, when the group is complete, and '0' instead of '1' if the load has failed.
   int ready_fd = -1;
 };
 
 // Defaults that depend on the environment: job facts, the default run directory.
 Config DefaultConfig(const EnvironmentReader& read);
-// Declares every key as a flag with its CKPTD_* twin. `config` must outlive app.
+// Declares every key as a flag with its CKPTD_* variable. `config` must outlive app.
 void AddConfigFlags(CLI::App& app, Config& config);
 // Key -> value, as info and `ckptd config` show it.
 std::map<std::string, std::string> Describe(const Config& config);

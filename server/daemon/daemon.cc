@@ -23,24 +23,25 @@ namespace ckptd {
 namespace {
 
 constexpr std::chrono::milliseconds kReadyPoll{200};
-// For daemons to say what they still own; loads wait for it.
+// How long other daemons may take to say what they still own, because loads wait meanwhile.
 constexpr std::chrono::milliseconds kDropPatience{200};
-// Rank-form statements of very large models pass the default 4 MiB.
+// Rank-form requests of very large models exceed the default of 4 MiB.
 constexpr int kMaxWorkloadMessage = 256 << 20;
-// Of what arrives from clients at once. Daemons of the group know each other, and a
-// thousand ranks may state their tensors together: nothing bounds those.
+// Limits of messages that arrive from clients at the same time. The peer port has no limit:
+// daemons of the group are trusted, and a thousand ranks may send their tensors at once.
 constexpr size_t kMaxWorkloadBytes = size_t{1} << 30;
 constexpr size_t kMaxAdminBytes = size_t{64} << 20;
 
-// Each call holds one: of every rank a proposal or a stream of bytes, and beside it a heartbeat.
+// Each call occupies a thread. Every rank may have a proposal or a stream of bytes, and a
+// heartbeat as well.
 int PeerThreads(uint32_t world_size) { return 64 + 2 * static_cast<int>(world_size); }
 
 std::chrono::nanoseconds Seconds(double seconds) {
   return std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
 }
 
-// What a rank's socket cannot be had for, as a rule.
-absl::Status OfAnotherJob(const absl::Status& status, const std::string& job) {
+// Explains why the rank's sockets are in use: most often they belong to another job.
+absl::Status ExplainSocketInUse(const absl::Status& status, const std::string& job) {
   if (status.code() != absl::StatusCode::kFailedPrecondition) return status;
   return MakeError(status.code(), ReasonOf(status),
                    fmt::format("{}; if a job called {} runs here already, give this one another "
@@ -70,7 +71,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
   return daemon;
 }
 
-// Any rank may read, and so map the memory of others.
+// Every rank may be a reader, and so map the memory of others.
 void Daemon::SetSecret(const std::string& secret) {
   peer_socket_->SetSecret(secret);
   peer_memory_->SetSecret(secret);
@@ -82,30 +83,30 @@ Node::Options Daemon::NodeOptions() {
                       RandomHex(8), peer_address_, host_, static_cast<int32_t>(::getpid())};
   options.memory_endpoint = paths_.memory;
   options.reading.threads = config_.reader_threads;
-  options.reading.way = ParseReadWay(config_.read).value();  // checked
-  options.reader = ParseReaderPolicy(config_.reader).value();  // checked
+  options.reading.io_mode = ParseReadWay(config_.read).value();  // CheckConfig has checked it
+  options.reader = ParseReaderPolicy(config_.reader).value();    // CheckConfig has checked it
   options.heartbeat_interval = Seconds(config_.heartbeat_interval);
   options.heartbeat_timeout = Seconds(config_.heartbeat_timeout);
   options.connect = [this](const MemberIdentity& who) { return ConnectToMember(who, security_); };
   if (config_.rank != 0) options.leader = ConnectToLeader(config_.rendezvous, security_);
   options.on_secret = [this](const std::string& secret) { SetSecret(secret); };
-  // Only the admin socket can ask for it, which is served last and stops first.
+  // Only a call on the admin socket drains. That socket is served last and stops first, so
+  // workload_server_ exists.
   options.on_drain = [this] { workload_server_->SetServing(false); };
   options.config = Describe(config_);
   options.tier_reason = memory_.reason;
   options.host_tier = memory_.host_tier.get();
   options.ready = memory_.ready;
   options.drop_released = [this] { peer_memory_->DropReleased(Clock::now() + kDropPatience); };
-  options.reading.comm = ParseCommChoice(config_.comm).value();  // checked
+  options.reading.comm = ParseCommChoice(config_.comm).value();  // CheckConfig has checked it
   options.comms = memory_.comms.get();
   options.no_comms = memory_.no_comms;
   options.keep_comm = config_.idle == "keep";
   return options;
 }
 
-// The peer port must be known before the node introduces itself, and the node
-// must exist before the port serves: a port is reserved by the server's start, so
-// the service waits for its node.
+// The peer port must be known before the node joins, and the node must exist before the port
+// serves. So the server reserves the port first, and its service gets the node later.
 absl::Status Daemon::StartPeerServer() {
   CKPTD_ASSIGN_OR_RETURN(const HostPort rendezvous, ParseHostPort(config_.rendezvous));
   std::string own = config_.advertise;
@@ -127,12 +128,12 @@ absl::Status Daemon::StartPeerServer() {
   return absl::OkStatus();
 }
 
-// Whether a socket's owner lives cannot be asked of one that listens on another host, where
-// hosts share the folder; a lock of a file can.
+// If hosts share the folder, a daemon on another host cannot be found by its socket, but by the
+// lock of a file.
 absl::Status Daemon::LockRank() {
   auto lock = FileLock::Take(paths_.lock);
   if (lock.status().code() == absl::StatusCode::kFailedPrecondition) {
-    return OfAnotherJob(
+    return ExplainSocketInUse(
         MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
                   fmt::format("starting rank {}: another daemon holds {}, here or on a host that "
                               "shares the folder; stop that one, or choose another --run-dir",
@@ -149,7 +150,7 @@ absl::Status Daemon::StartClientServers() {
   CKPTD_ASSIGN_OR_RETURN(memory_, MakeMemoryTier(config_));
   peer_memory_ = std::make_unique<HostPeerMemory>(host_, memory_.import);
   auto peer_socket = PeerSocket::Start({paths_.memory}, memory_.segment_fd);
-  if (!peer_socket.ok()) return OfAnotherJob(peer_socket.status(), config_.job);
+  if (!peer_socket.ok()) return ExplainSocketInUse(peer_socket.status(), config_.job);
   peer_socket_ = *std::move(peer_socket);
   node_ = std::make_unique<Node>(*memory_.backend, *peer_memory_, NodeOptions());
   if (config_.rank == 0) SetSecret(node_->group_secret());
@@ -183,17 +184,17 @@ void Daemon::AnnounceReady(const std::function<bool()>& stop) {
       std::chrono::duration<double>(Clock::now() - start).count());
   const UniqueFd ready(config_.ready_fd);
   const bool waits = config_.ready_when == "loaded";
-  Tell(waits ? 'g' : '1');
+  WriteReadyFd(waits ? 'g' : '1');
   if (config_.load.empty()) return;
   const absl::Status loaded = LoadFirst(stop);
   if (!waits || absl::IsCancelled(loaded)) return;
   if (loaded.ok() && node_->CheckNotDraining().ok()) workload_server_->SetServing(true);
-  Tell(loaded.ok() ? '1' : '0');
+  WriteReadyFd(loaded.ok() ? '1' : '0');
 }
 
-void Daemon::Tell(char how_far) const {
-  if (config_.ready_fd < 0 || ::write(config_.ready_fd, &how_far, 1) == 1) return;
-  Log(LogLevel::kWarn, "telling --ready-fd {}: {}", config_.ready_fd, std::strerror(errno));
+void Daemon::WriteReadyFd(char state) const {
+  if (config_.ready_fd < 0 || ::write(config_.ready_fd, &state, 1) == 1) return;
+  Log(LogLevel::kWarn, "writing to --ready-fd {}: {}", config_.ready_fd, std::strerror(errno));
 }
 
 absl::Status Daemon::LoadFirst(const std::function<bool()>& stop) {
@@ -201,15 +202,15 @@ absl::Status Daemon::LoadFirst(const std::function<bool()>& stop) {
   const absl::Status loaded = request.ok() ? Preload(*node_, *request, stop) : request.status();
   if (!loaded.ok() && !absl::IsCancelled(loaded)) {
     Log(LogLevel::kError,
-        "loading {} at the start failed, and trainers that need it ask for it again: {} ({})",
+        "loading {} at the start failed; trainers that need it request it again: {} ({})",
         config_.load, MessageOf(loaded), ReasonOf(loaded));
   }
   return loaded;
 }
 
 Daemon::~Daemon() {
-  // Stop accepting, end watches and loads, then release; leases end with the fd
-  // server, and clients keep what they have mapped.
+  // Stops accepting, ends watches and loads, then frees everything. Leases end with the fd
+  // server. Clients keep what they have mapped.
   std::optional<StopDeadline> deadline(std::in_place);
   if (node_ != nullptr) node_->Stop();
   for (auto* server : {&workload_server_, &admin_server_, &peer_server_}) {
@@ -220,7 +221,7 @@ Daemon::~Daemon() {
   peer_server_.reset();
   fd_server_.reset();
   node_.reset();
-  deadline.reset();  // giving much memory back takes its time
+  deadline.reset();  // freeing much memory may take long
   peer_socket_.reset();
 }
 

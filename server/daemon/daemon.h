@@ -1,5 +1,5 @@
-// One running daemon: builds the parts, names the backends (the only place that
-// does), and takes everything down in order.
+// One running daemon. Builds the parts, chooses the backends (only this does), and ends
+// everything in order. The main thread starts and ends it. The other functions are thread-safe.
 #ifndef CKPTD_SERVER_DAEMON_DAEMON_H_
 #define CKPTD_SERVER_DAEMON_DAEMON_H_
 
@@ -27,8 +27,8 @@ namespace ckptd {
 
 class Daemon {
  public:
-  // Starts to serve; the group may still be incomplete. Errors: CONFIG_INVALID,
-  // an address that is taken, memory that cannot be had.
+  // Starts to serve. The group may still be incomplete. Errors: CONFIG_INVALID, NO_MEMORY, and
+  // those of the parts.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const Config& config);
   ~Daemon();
   Daemon(const Daemon&) = delete;
@@ -36,30 +36,31 @@ class Daemon {
 
   // As MemoryBackend::Health.
   absl::Status Health() const { return memory_.backend->Health(); }
-  // Lets go of what other daemons of this host have given back. Called now and then.
+  // Unmaps memory that other daemons of this host have given back. Called now and then.
   void DropReleased() { node_->DropReleased(); }
-  // Waits for the group, loads what the settings name, and says when the daemon is ready, as
-  // --ready-when has it: by --ready-fd and by its health. Returns then, or when `stop` says so.
+  // Waits for the group, loads what the settings name, and reports when the daemon is ready
+  // (--ready-when), through --ready-fd and its health. Returns after that, or when `stop` returns
+  // true.
   void AnnounceReady(const std::function<bool()>& stop);
 
  private:
   explicit Daemon(const Config& config);
   absl::Status StartPeerServer();
-  // From then on this daemon owns the rank's sockets.
+  // Once this succeeds, this daemon owns the rank's sockets.
   absl::Status LockRank();
   absl::Status StartClientServers();
   Node::Options NodeOptions();
-  // Says on --ready-fd how far it is.
-  void Tell(char how_far) const;
+  // Writes `state` to --ready-fd.
+  void WriteReadyFd(char state) const;
   absl::Status LoadFirst(const std::function<bool()>& stop);
   void SetSecret(const std::string& secret);
 
   const Config config_;
   const SocketPaths paths_;
-  const std::string host_;  // its identity
+  const std::string host_;  // identity of this host
   PeerSecurity security_;
   std::string peer_address_;
-  FileLock rank_lock_;  // goes after all sockets
+  FileLock rank_lock_;  // released after all sockets have closed
   MemoryTier memory_;
   std::unique_ptr<HostPeerMemory> peer_memory_;
   std::unique_ptr<PeerSocket> peer_socket_;

@@ -13,7 +13,7 @@ std::optional<uint32_t> FirstNumber(const EnvironmentReader& read,
     const std::optional<std::string> text = read(name);
     if (!text.has_value()) continue;
     uint32_t value = 0;
-    // Slurm writes "4(x2)" for 4 tasks on each of 2 nodes: the number leads.
+    // Slurm writes "4(x2)" for 4 tasks on each of 2 nodes. The first number counts.
     const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
     if (error == std::errc() && (end == text->data() + text->size() || *end == '(')) return value;
   }

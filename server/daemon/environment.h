@@ -1,4 +1,4 @@
-// What torchrun and Slurm say about a process's place in its job. Pure reading.
+// What torchrun and Slurm tell a process about its place in its job. Pure.
 #ifndef CKPTD_SERVER_DAEMON_ENVIRONMENT_H_
 #define CKPTD_SERVER_DAEMON_ENVIRONMENT_H_
 
@@ -9,11 +9,11 @@
 
 namespace ckptd {
 
-// Reads one variable; nullopt when it is unset or empty. Tests pass their own.
+// Reads one variable. Nullopt if it is unset or empty. Tests pass their own function.
 using EnvironmentReader = std::function<std::optional<std::string>(const std::string&)>;
 std::optional<std::string> ReadEnvironment(const std::string& name);
 
-// Facts that a launcher has put into the environment; unset where it has not.
+// Facts that a launcher has put into the environment. Unset if it has not.
 struct JobFacts {
   std::optional<uint32_t> rank;         // RANK, SLURM_PROCID
   std::optional<uint32_t> world_size;   // WORLD_SIZE, SLURM_NTASKS

@@ -24,10 +24,10 @@ namespace {
 
 constexpr char kAuthority[] = "ckptd group key";
 constexpr char kName[] = "ckptd.group";
-// Separates this use of the key from any other, and this way of using it from the next.
+// Separates this use of the key from any other, and this version from later ones.
 constexpr char kDomain[] = "ckptd group key 1\n";
-// Certificates are the key in another form: they end when the key is changed, and must
-// not depend on what time it is on a host.
+// Certificates are another form of the key. They end when the key is changed, and must not depend
+// on a host's clock.
 constexpr char kFrom[] = "20000101000000Z";
 constexpr char kUntil[] = "99991231235959Z";
 
@@ -43,7 +43,7 @@ using Certificate = std::unique_ptr<X509, Freed<X509_free>>;
 using Extension = std::unique_ptr<X509_EXTENSION, Freed<X509_EXTENSION_free>>;
 using Text = std::unique_ptr<BIO, Freed<BIO_free_all>>;
 
-// The authority that everybody with the key is: he can vouch for himself.
+// The certificate authority that everybody with the key can act as.
 KeyPair AuthorityOf(absl::string_view key) {
   const std::string seeded = kDomain + std::string(key);
   std::array<unsigned char, SHA256_DIGEST_LENGTH> seed = {};
@@ -56,14 +56,14 @@ bool AddExtension(X509* certificate, int kind, const char* value) {
   return extension != nullptr && X509_add_ext(certificate, extension.get(), -1) == 1;
 }
 
-// Whom a certificate speaks of, and whose key signs it.
+// The owner of a certificate, or its issuer.
 struct Subject {
   EVP_PKEY* pair;
   const char* name;
   const char* constraints;
 };
 
-// `subject` vouched for by `authority`. Null when OpenSSL fails.
+// A certificate for `subject`, signed by `authority`. Null if OpenSSL fails.
 Certificate Issue(const Subject& subject, const Subject& authority) {
   Certificate made(X509_new());
   X509* const x509 = made.get();
@@ -85,7 +85,7 @@ Certificate Issue(const Subject& subject, const Subject& authority) {
   return filled ? std::move(made) : nullptr;
 }
 
-// The PEM form of what `write` writes. Empty when OpenSSL fails.
+// The PEM text that `write` writes. Empty if OpenSSL fails.
 template <typename Write>
 std::string Pem(const Write& write) {
   const Text text(BIO_new(BIO_s_mem()));
@@ -99,7 +99,7 @@ std::string Pem(X509* certificate) {
   return Pem([certificate](BIO* text) { return PEM_write_bio_X509(text, certificate); });
 }
 
-// Nothing when OpenSSL fails.
+// Empty if OpenSSL fails.
 PeerSecurity SecurityOf(EVP_PKEY* authority_pair) {
   const KeyPair pair(EVP_EC_gen("P-256"));
   if (authority_pair == nullptr || pair == nullptr) return {};
@@ -134,8 +134,8 @@ absl::StatusOr<PeerSecurity> SecurityOfGroupKey(const std::string& key) {
     return security;
   }
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
-                   "making a certificate of the group key: this system's OpenSSL makes no Ed25519 "
-                   "keys; give every daemon --tls-cert, --tls-key and --tls-ca instead");
+                   "making a certificate of the group key: this system's OpenSSL cannot make "
+                   "Ed25519 keys; give every daemon --tls-cert, --tls-key and --tls-ca instead");
 }
 
 }  // namespace ckptd

@@ -41,13 +41,13 @@ constexpr std::chrono::seconds kLastBackoff{10};
 constexpr std::chrono::minutes kPeace{1};
 constexpr std::chrono::seconds kStopPatience{10};
 constexpr timespec kTick = {0, 100'000'000};
-constexpr int kStopsThatKill = 3;  // a command that does not end
+constexpr int kStopsThatKill = 3;  // the third signal kills a command that does not end
 
-// Of this process as it was started: an upgrade replaces the file, and a daemon of another
-// version could not join those that run.
+// The program of this process as it was started. An upgrade replaces the file, and a daemon of
+// another version could not join the running ones.
 constexpr char kOwnProgram[] = "/proc/self/exe";
 
-// What lists of processes show for it.
+// The name that lists of processes show.
 std::string OwnName() {
   std::error_code error;
   const auto path = std::filesystem::read_symlink(kOwnProgram, error);
@@ -60,21 +60,23 @@ struct Slot {
   pid_t pid = -1;
   bool joined = false;  // the group is complete
   bool ready = false;
-  bool was_ready = false;  // once: then it is configured well
+  bool was_ready = false;  // has been ready once, so its settings are fine
   UniqueFd ready_pipe;
   Clock::time_point started;
   Clock::time_point next_start;
   std::chrono::milliseconds backoff = kFirstBackoff;
-  uint32_t restarts = 0;  // since the last minute of peace
+  uint32_t restarts = 0;  // since the last minute without one
   bool was_started = false;
-  bool given_up = false;  // said once, while a command runs
+  bool given_up = false;  // reported once, while a command runs
 };
 
 class Launcher {
  public:
   Launcher(Config config, const LaunchOptions& options) : config_(std::move(config)), options_(options) {
-    // Nobody else needs to know it: daemons that come back get it from us as well.
-    if (!SaysPeerAuth(config_, ReadEnvironment)) group_key_[kGroupKeyVariable] = NewGroupKey();
+    // A new key is enough, because restarted daemons get it from this process as well.
+    if (!HasPeerAuthSetting(config_, ReadEnvironment)) {
+      group_key_[kGroupKeyVariable] = NewGroupKey();
+    }
     for (uint32_t i = 0; i < options_.nproc; ++i) {
       Slot slot;
       slot.rank = options_.node_rank * options_.nproc + i;
@@ -112,7 +114,7 @@ class Launcher {
   void StartDaemon(Slot& slot) {
     const absl::Status started = TryToStart(slot);
     if (started.ok()) return;
-    // A host that has no process or descriptor left has some later.
+    // A host without free processes or descriptors may have some later.
     if (!slot.was_started) return Fail(started);
     Retry(slot, "could not be started: " + MessageOf(started));
   }
@@ -200,7 +202,7 @@ class Launcher {
       exit_code_ = options_.command.empty() ? kExitOk : 128 + signal;
       return;
     }
-    // The terminal has sent SIGINT to the command as well; then it ends by itself.
+    // The terminal has sent SIGINT to the command as well, so the command ends by itself.
     const int passed_on = ++stops_ >= kStopsThatKill           ? SIGKILL
                           : signal == SIGINT && stops_ == 1 ? SIGINT
                                                             : SIGTERM;
@@ -242,12 +244,13 @@ class Launcher {
     Retry(slot, "ended with " + DescribeExit(status));
   }
 
-  // `what` became of its daemon.
+  // Restarts the slot's daemon. `what` happened to it.
   void Retry(Slot& slot, const std::string& what) {
     if (++slot.restarts > options_.max_restarts) {
       const absl::Status lost = GivenUp(slot, what);
       if (command_ < 0) return Fail(lost);
-      // Trainers that have attached need no daemon: how they end is for the command to say.
+      // Trainers that have attached need no daemon, so the command may go on and its result
+      // counts.
       if (!std::exchange(slot.given_up, true)) PrintError(lost);
       slot.backoff = kLastBackoff;
     }
@@ -262,8 +265,8 @@ class Launcher {
                                  "look at its lines above{}",
                                  slot.rank, slot.restarts - 1, what,
                                  command_ < 0 ? ""
-                                              : "; the command goes on, without that daemon until "
-                                                "it stays again"));
+                                              : "; the command goes on without that daemon, which "
+                                                "is still tried again"));
   }
 
   void Fail(const absl::Status& status) {
@@ -283,21 +286,21 @@ class Launcher {
         OnLastEnd(slot, end->second);
       } else if (slot.pid > 0) {
         Log(LogLevel::kWarn,
-            "rank {} (pid {}) does not even end by SIGKILL, as one whose storage hangs; look at "
-            "its state (ps -o stat,wchan)",
+            "rank {} (pid {}) has not ended after SIGKILL, as if its storage hangs; look at its "
+            "state (ps -o stat,wchan)",
             slot.rank, slot.pid);
         if (options_.command.empty() && exit_code_ == kExitOk) exit_code_ = kExitFailed;
       }
     }
   }
 
-  // Of a daemon that was told to stop.
+  // Called for a daemon that was told to stop.
   void OnLastEnd(const Slot& slot, int status) {
-    // Told before it listened, it ends by the signal itself.
+    // A daemon that gets SIGTERM before it handles signals is ended by the signal.
     if (status == 0 || (WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM)) return;
     Log(LogLevel::kWarn, "rank {} was told to stop and ended with {}; look at its lines above",
         slot.rank, DescribeExit(status));
-    // What became of a command counts more than what became of us.
+    // The result of a command counts more than that of a daemon.
     if (options_.command.empty() && exit_code_ == kExitOk) exit_code_ = kExitFailed;
   }
 
@@ -309,16 +312,16 @@ class Launcher {
   sigset_t signals_ = {};
   Clock::time_point start_deadline_;
   bool announced_ = false;
-  int stops_ = 0;  // how often this was told to stop
+  int stops_ = 0;  // how many signals have asked this process to stop
   pid_t command_ = -1;
   std::optional<int> exit_code_;
 };
 
-// Two that start the same daemons at the same moment would each get some of them. The kernel
-// lets go when this process ends, however that is.
+// Two launchers that start the same daemons at once would each get some of them. The kernel
+// releases the locks when this process ends, however it ends.
 struct JobLock {
-  UniqueFd folder;  // of a job on one node
-  FileLock node;    // several nodes may be tried on one host, in one folder
+  UniqueFd folder;  // locks the folder of a job on one node
+  FileLock node;    // several nodes may be simulated on one host, in one folder
 };
 
 absl::StatusOr<JobLock> LockJob(const Config& config, const LaunchOptions& options) {
@@ -346,7 +349,7 @@ absl::StatusOr<JobLock> LockJob(const Config& config, const LaunchOptions& optio
                                config.job, folder));
 }
 
-// What launch alone knows of its options. Errors: CONFIG_INVALID.
+// Checks the options of launch only. Errors: CONFIG_INVALID.
 absl::Status CheckOptions(const Config& config, const LaunchOptions& options) {
   const auto invalid = [](std::string message) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid, std::move(message));
@@ -355,9 +358,10 @@ absl::Status CheckOptions(const Config& config, const LaunchOptions& options) {
     return invalid("launching: --start-timeout is not a number of seconds; give it one");
   }
   if (options.node_rank >= options.nnodes) {
-    return invalid(fmt::format("launching on node {}: a job of {} node{} has none of that number, "
-                               "which counts from 0; give --node-rank and --nnodes (GROUP_RANK, "
-                               "GROUP_WORLD_SIZE and Slurm's variables are their defaults)",
+    return invalid(fmt::format("launching on node {}: a job of {} node{} has no node of that "
+                               "number, which counts from 0; give --node-rank and --nnodes "
+                               "(GROUP_RANK, GROUP_WORLD_SIZE and Slurm's variables are their "
+                               "defaults)",
                                options.node_rank, options.nnodes, options.nnodes == 1 ? "" : "s"));
   }
   if (options.nnodes > 1 && !options.rendezvous_given && config.rendezvous.rfind("127.", 0) == 0) {
@@ -389,7 +393,8 @@ int LaunchCommand(const Config& given, const LaunchOptions& options) {
   }
   absl::StatusOr<HeldPort> held = HeldPort();
   if (options.nnodes == 1 && !options.rendezvous_given) {
-    // Held as long as this runs: other ranks take any port, and rank 0 may come back.
+    // The port is held as long as this process runs. Otherwise another rank could get it before
+    // rank 0 is restarted.
     held = HoldFreePort();
     if (!held.ok()) {
       PrintError(held.status());
@@ -398,8 +403,8 @@ int LaunchCommand(const Config& given, const LaunchOptions& options) {
     config.rendezvous = fmt::format("127.0.0.1:{}", held->port);
   }
   absl::Status checked = CheckConfig(config);
-  // One host needs none said: the launcher makes a key.
-  if (checked.ok() && (options.nnodes > 1 || SaysPeerAuth(config, ReadEnvironment))) {
+  // On a single host, the launcher makes the key.
+  if (checked.ok() && (options.nnodes > 1 || HasPeerAuthSetting(config, ReadEnvironment))) {
     checked = ReadPeerSecurity(config, ReadEnvironment).status();
   }
   if (!checked.ok()) {

@@ -14,8 +14,8 @@
 
 namespace {
 
-// What a command prints, to its last byte.
-int Say(const std::string& text) {
+// Prints all of `text`, or fails.
+int Print(const std::string& text) {
   const bool whole = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
   if (whole && std::fflush(stdout) == 0) return ckptd::kExitOk;
   const int error = errno;
@@ -23,7 +23,7 @@ int Say(const std::string& text) {
   return ckptd::kExitFailed;
 }
 
-// As TOML has strings.
+// A string in TOML syntax.
 std::string Quoted(const std::string& value) {
   return "\"" + absl::StrReplaceAll(value, {{"\\", "\\\\"}, {"\"", "\\\""}}) + "\"";
 }
@@ -42,12 +42,12 @@ int Info(const ckptd::Config& config) {
   if (status.ok()) {
     const auto found = ckptd::DescribeMachine(config);
     if (found.ok()) {
-      return Say("version = \"" CKPTD_VERSION "\"\n" + TextOf(*found));
+      return Print("version = \"" CKPTD_VERSION "\"\n" + TextOf(*found));
     }
     status = found.status();
   }
   ckptd::PrintError(status);
-  return ckptd::kExitUsage;  // as with `run`
+  return ckptd::kExitUsage;  // the same as for `run`
 }
 
 }  // namespace
@@ -64,9 +64,9 @@ int main(int argc, char** argv) {
     case ckptd::CommandLine::Verb::kLaunch:
       return ckptd::LaunchCommand(line->config, line->launch);
     case ckptd::CommandLine::Verb::kPrint:
-      return Say(line->text);
+      return Print(line->text);
     case ckptd::CommandLine::Verb::kConfig:
-      return Say(TextOf(ckptd::Describe(line->config)));
+      return Print(TextOf(ckptd::Describe(line->config)));
     case ckptd::CommandLine::Verb::kInfo:
       return Info(line->config);
   }

@@ -35,7 +35,7 @@ std::string Gigabytes(uint64_t bytes) {
   return fmt::format("{:.1f} GB", static_cast<double>(bytes) / 1e9);
 }
 
-// Of the memory that trainers map, or that GPUs are filled from.
+// The node for memory that trainers map, or from which GPUs are filled.
 absl::StatusOr<std::optional<unsigned>> NumaNodeFor(const Config& config) {
   const NumaPlace place = {config.rank % config.local_size, config.local_size};
   CKPTD_ASSIGN_OR_RETURN(const std::optional<unsigned> node,
@@ -47,7 +47,7 @@ absl::StatusOr<std::optional<unsigned>> NumaNodeFor(const Config& config) {
   return std::nullopt;
 }
 
-// Also where hosts share the folder, each has its own.
+// Each host has its own file, even if hosts share the folder.
 std::string ClaimsPath(const Config& config) {
   return fmt::format("{}/memory-{}.claims", PathsOf(config).directory, BootId());
 }
@@ -67,7 +67,7 @@ AutoArena MakeAutoArena(const Config& config) {
   automatic.remember = [config](uint64_t bytes) {
     const absl::Status written = RememberLoaded(config, bytes);
     if (!written.ok()) {
-      Log(LogLevel::kInfo, "memory: how much this job loads is not remembered: {}",
+      Log(LogLevel::kInfo, "memory: the size of this job's shards could not be stored: {}",
           MessageOf(written));
     }
   };
@@ -77,7 +77,7 @@ AutoArena MakeAutoArena(const Config& config) {
 absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason) {
   CKPTD_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
   CKPTD_ASSIGN_OR_RETURN(const uint64_t behind, ParseShare(config.host_tier, available));
-  if (behind > 0) Log(LogLevel::kWarn, "--host-tier has no use: shards live in host memory");
+  if (behind > 0) Log(LogLevel::kWarn, "--host-tier is not used: shards live in host memory");
   HostMemoryOptions options;
   CKPTD_ASSIGN_OR_RETURN(options.budget_bytes,
                          ParseShare(config.memory_budget, available / config.local_size));
@@ -95,7 +95,7 @@ absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason
   CKPTD_ASSIGN_OR_RETURN(options.numa_node, NumaNodeFor(config));
   options.filled_by_peers = config.world_size > 1;
   options.claims_path = ClaimsPath(config);
-  // Nobody has asked for an automatic one: what becomes of it is no reason to worry.
+  // Nobody has asked for an automatic arena, so its notes are no warnings.
   const LogLevel level = arena.automatic ? LogLevel::kInfo : LogLevel::kWarn;
   options.note = [level](const std::string& line) { Log(level, "memory: {}", line); };
   if (arena.bytes > 0) {
@@ -116,8 +116,8 @@ absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason
 
 #ifdef CKPTD_WITH_CUDA
 
-// Null when none is wanted.
-absl::StatusOr<std::unique_ptr<HostMemory>> MakeBehind(const Config& config) {
+// Host memory behind the GPU's. Null if none is wanted.
+absl::StatusOr<std::unique_ptr<HostMemory>> MakeHostTier(const Config& config) {
   CKPTD_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
   HostMemoryOptions options;
   CKPTD_ASSIGN_OR_RETURN(options.budget_bytes,
@@ -131,7 +131,7 @@ absl::StatusOr<std::unique_ptr<HostMemory>> MakeBehind(const Config& config) {
   return HostMemory::Create(std::move(options));
 }
 
-// Daemons of one host take its GPUs in turn.
+// The host's daemons use its GPUs in turn.
 absl::StatusOr<GpuInfo> ChooseGpu(const CudaDriver& driver, const Config& config) {
   CKPTD_ASSIGN_OR_RETURN(const std::vector<GpuInfo> gpus, ListGpus(driver));
   if (config.device == "auto") return gpus[config.rank % config.local_size % gpus.size()];
@@ -145,9 +145,9 @@ absl::StatusOr<GpuInfo> ChooseGpu(const CudaDriver& driver, const Config& config
                                index, gpus.size()));
 }
 
-// Daemons that the memory of one GPU is divided among. Where one alone is to be seen, schedulers
-// have most likely given each daemon its own (one per task, slices of MIG): several that share it
-// are held apart by what is really free.
+// How many daemons share the memory of one GPU. If only one GPU is visible, schedulers have most
+// likely given each daemon its own (one per task, slices of MIG). If it is shared all the same,
+// its free memory limits each daemon.
 uint64_t SharersOf(const Config& config, size_t gpus) {
   return gpus == 1 ? 1 : (config.local_size + gpus - 1) / gpus;
 }
@@ -234,13 +234,13 @@ absl::StatusOr<MemoryTier> MakeCudaTier(const CudaDriver& driver, const Config& 
                                          : "; between GPUs " + tier.comms->version();
   }
   tier.backend = std::move(memory);
-  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> behind, MakeBehind(config));
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> behind, MakeHostTier(config));
   if (behind != nullptr) tier.ready = {behind.get()};
   tier.host_tier = std::move(behind);
   return tier;
 }
 
-// The driver, if it shows a GPU.
+// The driver, if it has a GPU.
 absl::StatusOr<const CudaDriver*> FindDriver() {
   CKPTD_ASSIGN_OR_RETURN(const CudaDriver* const driver, CudaDriver::Load());
   CKPTD_RETURN_IF_ERROR(ListGpus(*driver).status());
@@ -249,7 +249,7 @@ absl::StatusOr<const CudaDriver*> FindDriver() {
 
 absl::Status AddGpus(const Config& config, bool chosen, Pairs& facts) {
   const absl::StatusOr<const CudaDriver*> driver = FindDriver();
-  if (!driver.ok()) return absl::OkStatus();  // the reason of the tier says why
+  if (!driver.ok()) return absl::OkStatus();  // the reason of the tier tells why
   if (chosen) {
     CKPTD_ASSIGN_OR_RETURN(const GpuInfo own, ChooseGpu(**driver, config));
     facts.emplace_back("device", own.uuid);
@@ -271,8 +271,8 @@ struct Choice {
 };
 
 #ifdef CKPTD_WITH_CUDA
-// Memory that goes with the daemon is served to those who ask for it, and is no ground to take
-// a GPU unasked.
+// Device memory that ends with the daemon (CUDA IPC) is only for clients that ask for it, so
+// `auto` does not choose it.
 absl::StatusOr<Choice> ChooseOnGpu(const CudaDriver& driver, const Config& config, bool asked) {
   CKPTD_ASSIGN_OR_RETURN(const GpuInfo gpu, ChooseGpu(driver, config));
   if (gpu.no_descriptors.empty()) return Choice{true, asked ? "asked for" : "a GPU is there"};
@@ -296,7 +296,7 @@ absl::StatusOr<Choice> ChooseTier(const Config& config) {
   if (asked) {
     return WithContext(driver.status(), "using --memory cuda (--memory host needs no GPU)");
   }
-  return Choice{false, "no GPU to be seen: " + MessageOf(driver.status())};
+  return Choice{false, "no GPU is visible: " + MessageOf(driver.status())};
 #else
   if (config.memory == "cuda") {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoDevice,

@@ -46,7 +46,7 @@ absl::StatusOr<std::string> OwnAddressTowards(const HostPort& target) {
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* raw = nullptr;
-  // Addresses of version 6 are written in brackets, which the resolver does not know.
+  // The resolver does not accept the brackets around an IPv6 address.
   const bool bracketed = target.host.size() > 2 && target.host.front() == '[' &&
                          target.host.back() == ']';
   const std::string host =
@@ -71,7 +71,8 @@ absl::StatusOr<std::string> OwnAddressTowards(const HostPort& target) {
 
 absl::StatusOr<HeldPort> HoldFreePort() {
   UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  // Servers set it as well; it holds for who names the port, not for who asks for any.
+  // Servers set this as well. Then the port can be bound by name, but is not given to programs
+  // that ask for any port.
   const int reuse = 1;
   sockaddr_in address = {};
   address.sin_family = AF_INET;

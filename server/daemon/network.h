@@ -1,4 +1,4 @@
-// Addresses of a daemon: where it listens and how its peers reach it.
+// Addresses of a daemon: where it listens, and how its peers reach it.
 #ifndef CKPTD_SERVER_DAEMON_NETWORK_H_
 #define CKPTD_SERVER_DAEMON_NETWORK_H_
 
@@ -16,18 +16,18 @@ struct HostPort {
 };
 absl::StatusOr<HostPort> ParseHostPort(const std::string& text);
 
-// Address of this host on the way to `target` (no packet is sent).
+// The address from which this host sends to `target` (no packet is sent).
 absl::StatusOr<std::string> OwnAddressTowards(const HostPort& target);
 
-// A TCP port of the loopback interface that nobody else is given while `socket` is open, but
-// a gRPC server that names it may listen there.
+// A TCP port of the loopback interface. While `socket` is open the kernel gives it to no program
+// that asks for any port, but a gRPC server that names it may listen there.
 struct HeldPort {
   UniqueFd socket;
   uint16_t port = 0;
 };
 absl::StatusOr<HeldPort> HoldFreePort();
 
-// Identifies the running kernel: equal on all processes of one host.
+// Identifies the running kernel: the same in all processes of one host.
 std::string BootId();
 
 }  // namespace ckptd

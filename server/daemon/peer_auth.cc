@@ -12,7 +12,7 @@
 namespace ckptd {
 namespace {
 
-// Bundles of every public authority have 250 KB.
+// Bundles of all public authorities have 250 KB.
 constexpr size_t kMaxPemBytes = 4 << 20;
 
 absl::Status Invalid(const std::string& why) {
@@ -35,7 +35,7 @@ absl::StatusOr<std::string> ReadFileOf(const std::string& key, const std::string
   return Invalid(fmt::format("reading --{}: {}", key, MessageOf(text.status())));
 }
 
-// `label` stands in the first line of what is wanted: "CERTIFICATE", "PRIVATE KEY".
+// `label` is in the first line of the wanted block: "CERTIFICATE", "PRIVATE KEY".
 absl::StatusOr<std::string> ReadPem(const std::string& key, const std::string& path,
                                     const std::string& label) {
   CKPTD_ASSIGN_OR_RETURN(std::string text, ReadFileOf(key, path, kMaxPemBytes));
@@ -69,7 +69,7 @@ absl::StatusOr<PeerSecurity> FromKey(const Config& config, const EnvironmentRead
 
 }  // namespace
 
-bool SaysPeerAuth(const Config& config, const EnvironmentReader& read) {
+bool HasPeerAuthSetting(const Config& config, const EnvironmentReader& read) {
   return config.peer_auth == "none" || SaysTls(config) || SaysKey(config, read);
 }
 

@@ -1,5 +1,5 @@
-// How the daemons of a group know each other on the peer port: by certificates from
-// files, or by one made of a key that all of them were given.
+// How the daemons of a group authenticate each other on the peer port: by certificates from
+// files, or by one that is made from the group key.
 #ifndef CKPTD_SERVER_DAEMON_PEER_AUTH_H_
 #define CKPTD_SERVER_DAEMON_PEER_AUTH_H_
 
@@ -13,14 +13,14 @@ namespace ckptd {
 // The variable that may hold the group key itself.
 inline constexpr char kGroupKeyVariable[] = "CKPTD_GROUP_KEY";
 
-// Whether `config` or the environment says how: a group that is started as a whole
-// needs no more than a new key.
-bool SaysPeerAuth(const Config& config, const EnvironmentReader& read);
+// Whether `config` or the environment sets a method. If not, a group that one launcher starts can
+// use a new key.
+bool HasPeerAuthSetting(const Config& config, const EnvironmentReader& read);
 
-// A group of one is given a key that nobody else has; plain connections only for
-// --peer-auth none. Errors: InvalidArgument CONFIG_INVALID for a larger group without
-// key or certificates, two ways at once, settings in part, or a file that cannot be
-// read or is not what its key says.
+// The certificates for the peer port. A group of one gets a key that nobody else has. Without TLS
+// only for --peer-auth none. Errors: InvalidArgument CONFIG_INVALID for a larger group without
+// key or certificates, two methods at once, incomplete settings, or a file that cannot be read or
+// has the wrong content.
 absl::StatusOr<PeerSecurity> ReadPeerSecurity(const Config& config, const EnvironmentReader& read);
 
 }  // namespace ckptd

@@ -1,6 +1,6 @@
-// The load that the settings ask for: begun when the group is complete, so that storage is read
-// while trainers still start. Every rank asks for it: it is one load, and a daemon that comes
-// back gets its shard again.
+// The load that the settings ask for. It begins when the group is complete, so that storage is
+// read while trainers still start. Every rank requests it and gets the same load. A restarted
+// daemon gets its shard again.
 #ifndef CKPTD_SERVER_DAEMON_PRELOAD_H_
 #define CKPTD_SERVER_DAEMON_PRELOAD_H_
 
@@ -13,12 +13,12 @@
 
 namespace ckptd {
 
-// What `config.load` and its options mean. `on_gpu`: where this daemon keeps shards. Errors:
-// CONFIG_INVALID.
+// The request that `config.load` and its options mean. `on_gpu`: this daemon keeps shards in GPU
+// memory. Errors: CONFIG_INVALID.
 absl::StatusOr<LoadRequest> PreloadRequest(const Config& config, bool on_gpu);
 
-// Asks for it and waits until it has ended, or `stop` says so. OK: its shard is here. Errors: the
-// load's own; Cancelled by `stop`.
+// Requests the load and waits until it has ended, or `stop` returns true. OK: the shard is here.
+// Errors: the load's own; Cancelled by `stop`.
 absl::Status Preload(Node& node, const LoadRequest& request, const std::function<bool()>& stop);
 
 }  // namespace ckptd

@@ -1,4 +1,4 @@
-// What the settings ask for: pure, so that it can be fuzzed.
+// The request that the settings mean. Pure, so that it can be fuzzed.
 #include "server/daemon/preload.h"
 
 #include <chrono>
@@ -15,7 +15,7 @@
 namespace ckptd {
 namespace {
 
-// Nobody waits for it in vain: whoever asks for the same meanwhile has a deadline of his own.
+// Long enough for any load. Clients that request the same have deadlines of their own.
 constexpr std::chrono::hours kTimeout{1};
 
 absl::Status Invalid(const std::string& why) {

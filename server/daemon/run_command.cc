@@ -32,8 +32,8 @@ sigset_t StopSignals() {
   ::sigemptyset(&set);
   ::sigaddset(&set, SIGTERM);
   ::sigaddset(&set, SIGINT);
-  // A closed terminal, or the end of a supervisor while we were stopped; not under
-  // nohup, which ignores it.
+  // Handles a closed terminal, or the end of a supervisor that had stopped us. Not under nohup,
+  // which ignores the signal.
   struct sigaction hangup = {};
   const bool ignored =
       ::sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler == SIG_IGN;
@@ -41,8 +41,8 @@ sigset_t StopSignals() {
   return set;
 }
 
-// Each memory segment holds two descriptors, each lease one: the soft limit of
-// 1,024 is for programs that use select().
+// Each memory segment has two descriptors, each lease one. The soft limit of 1,024 is for
+// programs that use select().
 void RaiseFileLimit() {
   rlimit limit = {};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -50,13 +50,14 @@ void RaiseFileLimit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// gRPC would write to stderr by itself, and wait there for who reads it.
-void LogOfGrpc(gpr_log_func_args* line) {
+// gRPC would write to stderr itself, and block if nobody reads it.
+void LogFromGrpc(gpr_log_func_args* line) {
   const bool error = line->severity == GPR_LOG_SEVERITY_ERROR;
   Log(error ? LogLevel::kError : LogLevel::kDebug, "gRPC: {}", line->message);
 }
 
-// NCCL's settings are made for the trainer. Before the first thread, and before NCCL.
+// NCCL's variables are made for the trainer. Called before the first thread, and before NCCL is
+// opened.
 void CleanEnvironment() {
 #ifdef CKPTD_WITH_NCCL
   const NcclEnvironment clean = CleanNcclEnvironment(environ);
@@ -65,15 +66,15 @@ void CleanEnvironment() {
 #endif
 }
 
-// A mistake in the configuration, or what this machine does not have, does not go away by
-// itself: a supervisor gives up on kExitUsage.
-bool StaysWrong(const absl::Status& status) {
+// Whether a restart cannot help: a mistake in the configuration, or something that this machine
+// lacks. A supervisor gives up on kExitUsage.
+bool IsPermanent(const absl::Status& status) {
   const std::string why = ReasonOf(status);
   return why == reason::kConfigInvalid || why == reason::kNoDevice || why == reason::kNoNccl;
 }
 
-// Returns when the daemon is to stop, and how this process is to end. A daemon whose GPU
-// has failed ends by itself: whoever supervises it starts another one.
+// Waits until the daemon is to stop. Returns the exit code. A daemon whose GPU has failed ends by
+// itself, so that its supervisor starts another one.
 int WaitForTheEnd(Daemon& daemon, const sigset_t& signals) {
   constexpr timespec kPoll = {0, 500'000'000};
   constexpr int kPollsBetweenDrops = 8;
@@ -87,7 +88,7 @@ int WaitForTheEnd(Daemon& daemon, const sigset_t& signals) {
     }
     const absl::Status health = daemon.Health();
     if (health.ok()) continue;
-    // One poll later: a load that it broke has told its ranks by then.
+    // Ends one poll later, so that ranks can be told of a load that failed.
     if (failed) {
       Log(LogLevel::kError, "stopping: {}", MessageOf(health));
       return kExitFailed;
@@ -112,7 +113,7 @@ void PrintError(const absl::Status& status) {
 
 int RunCommand(const Config& config) {
   ::prctl(PR_SET_NAME, "ckptd");  // `launch` starts us by another path
-  // Before anything else is opened: one of those would have its number.
+  // Checked before anything else is opened, because a new descriptor could get its number.
   if (const absl::Status status = CheckReadyFd(config.ready_fd); !status.ok()) {
     PrintError(status);
     return kExitUsage;
@@ -120,26 +121,26 @@ int RunCommand(const Config& config) {
   LogLevel level = LogLevel::kInfo;
   ParseLogLevel(config.log_level, level);
   InitLogging(fmt::format("rank {}", config.rank), level);
-  // Shard memory must not be readable through /proc by processes of this user.
+  // Other processes of this user must not read shard memory through /proc.
   ::prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
   IgnoreSignalsOfWrites();
   ::signal(SIGIO, SIG_IGN);  // the ownership check takes leases on memfds
   RaiseFileLimit();
   CleanEnvironment();
-  // Tables of many tensors are large for a moment. glibc would keep that memory: it
-  // raises this limit to the largest block that was ever freed.
+  // Tables of many tensors are large for a moment. By default glibc raises this limit to the
+  // largest freed block, and would keep such memory.
   ::mallopt(M_MMAP_THRESHOLD, 128 << 10);
-  // Blocked before the first thread: only this one takes them.
+  // Blocked before the first thread starts, so that only this thread gets them.
   const sigset_t signals = StopSignals();
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  // Once more than it is shut down: the last shutdown waits for gRPC's own poller,
-  // which may sleep for ten seconds after a peer was lost; the process ends instead.
-  ::gpr_set_log_function(LogOfGrpc);
+  // One call more than shutdowns: the last shutdown waits for gRPC's own poller, which may sleep
+  // for ten seconds after a peer was lost. The process ends instead.
+  ::gpr_set_log_function(LogFromGrpc);
   ::grpc_init();
   auto daemon = Daemon::Start(config);
   if (!daemon.ok()) {
     PrintError(daemon.status());
-    return StaysWrong(daemon.status()) ? kExitUsage : kExitFailed;
+    return IsPermanent(daemon.status()) ? kExitUsage : kExitFailed;
   }
   std::atomic<bool> stopping = false;
   std::thread announcer([&] { (*daemon)->AnnounceReady([&] { return stopping.load(); }); });

@@ -34,7 +34,8 @@ absl::Status MakeRunDirectory(const std::string& directory) {
   }
   if (error) {
     const absl::Status status = ErrnoStatus(error.value(), "making the run directory " + directory);
-    const bool passes = status.code() == absl::StatusCode::kResourceExhausted;  // a full disk
+    // a full disk may have room later
+    const bool passes = status.code() == absl::StatusCode::kResourceExhausted;
     return MakeError(status.code(), passes ? ReasonOf(status) : reason::kConfigInvalid,
                      MessageOf(status) + "; choose another one with --run-dir (CKPTD_RUN_DIR)");
   }

@@ -1,4 +1,4 @@
-// Where the sockets of one daemon lie.
+// The paths of one daemon's sockets.
 #ifndef CKPTD_SERVER_DAEMON_RUN_DIRECTORY_H_
 #define CKPTD_SERVER_DAEMON_RUN_DIRECTORY_H_
 
@@ -15,14 +15,14 @@ struct SocketPaths {
   std::string workload;
   std::string admin;
   std::string fd;
-  std::string memory;  // for the leader of the group
-  std::string lock;    // held as long as a daemon of that rank lives
-  std::string arena;   // how much that rank loaded, for the next daemon of it
+  std::string memory;  // for the group's leader
+  std::string lock;    // locked as long as a daemon of that rank lives
+  std::string arena;   // how much that rank loaded, for its next daemon
 };
 SocketPaths PathsOf(const Config& config);
-// Makes run_dir/job, 0700 and ours. Errors: CONFIG_INVALID: FailedPrecondition when it
-// belongs to somebody else or others may enter it, else as the system refuses it;
-// ResourceExhausted NO_MEMORY where the disk is full.
+// Makes run_dir/job with mode 0700. Errors: CONFIG_INVALID: FailedPrecondition if it belongs to
+// another user or others may enter it, otherwise with the system's code; ResourceExhausted
+// NO_MEMORY on a full disk.
 absl::Status MakeRunDirectory(const std::string& directory);
 
 }  // namespace ckptd

@@ -9,8 +9,7 @@
 
 namespace ckptd {
 
-// In bytes: "16GiB", "2.5 GB", "800M" (decimal), "4096". Errors: InvalidArgument
-// CONFIG_INVALID.
+// Bytes from "16GiB", "2.5 GB", "800M" (decimal), "4096". Errors: InvalidArgument CONFIG_INVALID.
 absl::StatusOr<uint64_t> ParseBytes(const std::string& text);
 // As ParseBytes, or "80%" of `whole` bytes.
 absl::StatusOr<uint64_t> ParseShare(const std::string& text, uint64_t whole);

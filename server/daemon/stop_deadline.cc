@@ -15,7 +15,7 @@ StopDeadline::StopDeadline(std::chrono::milliseconds patience) {
     thread_ = *std::move(thread);
     return;
   }
-  // The kernel's clock ends the process then, without a word in the log.
+  // Without a thread the kernel's alarm ends the process at that time, without a log line.
   Log(LogLevel::kWarn, "{}", MessageOf(thread.status()));
   ::alarm(static_cast<unsigned>(std::chrono::ceil<std::chrono::seconds>(patience).count()));
 }
@@ -37,8 +37,8 @@ void StopDeadline::Watch(std::chrono::milliseconds patience) {
   MutexLock lock(mutex_);
   const auto done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return done_; };
   if (changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + patience, done)) return;
-  Log(LogLevel::kError, "stopping: still at work after {:.1f} s; the process ends without waiting "
-                        "for it (does the storage that is read answer?)",
+  Log(LogLevel::kError, "stopping: it has not finished after {:.1f} s, so the process ends now "
+                        "(does the storage that is read answer?)",
       std::chrono::duration<double>(patience).count());
   ::_exit(kExitFailed);
 }

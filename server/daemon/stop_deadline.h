@@ -1,4 +1,4 @@
-// How long a daemon may take to stop.
+// Limits how long a daemon may take to stop.
 #ifndef CKPTD_SERVER_DAEMON_STOP_DEADLINE_H_
 #define CKPTD_SERVER_DAEMON_STOP_DEADLINE_H_
 
@@ -9,9 +9,9 @@
 
 namespace ckptd {
 
-// Ends the process, with an error in the log, if it still exists after `patience`: a thread
-// that reads from storage that does not answer cannot be waited for. What stays behind is what
-// a killed daemon leaves, which the next one takes over.
+// Ends the process, with an error in the log, if this object still exists after `patience`. A
+// thread that reads from storage without an answer cannot be waited for. As after a kill, the
+// next daemon takes over the remaining files.
 class StopDeadline {
  public:
   // Less than supervisors wait before they kill.

@@ -19,11 +19,12 @@ constexpr std::chrono::seconds kProposeDeadline{8};
 constexpr std::chrono::milliseconds kFirstRetry{50};
 constexpr std::chrono::seconds kLastRetry{1};
 constexpr std::chrono::nanoseconds kOften = std::chrono::milliseconds(100);
-// Of the leader's time, for each member: thousands would leave it none.
-constexpr std::chrono::nanoseconds kBetweenMembers = std::chrono::microseconds(250);
+// Time of the leader per member and heartbeat. Without it, thousands of members would leave the
+// leader no time.
+constexpr std::chrono::nanoseconds kLeaderTimePerMember = std::chrono::microseconds(250);
 
-// The transfer itself reports more often, through Execute, but only until the leader
-// has read its own share.
+// The transfer itself reports more often, through Execute, but only until the leader has read its
+// own share.
 bool IsNews(const Catalog& catalog, const std::string& name, const Progress& progress) {
   if (progress.stage < Stage::kTransferring) return true;
   if (progress.stage == Stage::kWaitingForMemory) return true;
@@ -48,9 +49,9 @@ void Follower::Stop() {
   changed_.NotifyAll();
 }
 
-void Follower::Hurry() {
+void Follower::SendHeartbeatNow() {
   MutexLock lock(mutex_);
-  hurry_ = true;
+  heartbeat_due_ = true;
   changed_.NotifyAll();
 }
 
@@ -75,7 +76,7 @@ bool Follower::WaitReady(Deadline deadline) const {
 bool Follower::IsCurrent(uint64_t epoch) const {
   MutexLock lock(mutex_);
   if (epoch >= state_.epoch) return true;
-  // A leader that has just taken this rank in may call before its answer has been read here.
+  // A leader that has just accepted this rank may call before its answer has been read here.
   changed_.WaitUntil(mutex_, Clock::now() + kJoinDeadline,
                      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
                        return state_.joined || stopping_;
@@ -105,7 +106,7 @@ absl::StatusOr<std::string> Follower::Propose(const LoadRequest& request, Deadli
                        {{"ranks", "0"}});
     }
   }
-  // A leader that stands still is not waited for as long as one that is still to come.
+  // A leader that has stalled is not waited for as long as one that has not started yet.
   return parts_.leader->Propose(identity_.rank, request,
                                 std::min(deadline, Clock::now() + kProposeDeadline));
 }
@@ -114,13 +115,13 @@ bool Follower::Pause(std::chrono::nanoseconds duration) {
   MutexLock lock(mutex_);
   changed_.WaitUntil(
       mutex_, Clock::now() + std::chrono::duration_cast<Clock::duration>(duration),
-      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || hurry_; });
-  hurry_ = false;
+      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || heartbeat_due_; });
+  heartbeat_due_ = false;
   return !stopping_;
 }
 
 bool Follower::HasNews() const {
-  // Until the group is complete, and while others wait for our part.
+  // Heartbeats come often until the group is complete, and while others wait for this rank.
   if (!state().missing_ranks.empty() || parts_.reading.Now().has_value()) return true;
   if (parts_.catalog.AnyWaiting()) return true;
   return parts_.participants != nullptr && !parts_.participants->Empty();
@@ -135,16 +136,16 @@ void Follower::Loop() {
     }
     retry = kFirstRetry;
     last_answer_ = Clock::now();
-    while (Beat()) {
-      if (!Pause(BeatPause(interval_, HasNews(), identity_.world_size))) return;
+    while (SendHeartbeat()) {
+      if (!Pause(HeartbeatPause(interval_, HasNews(), identity_.world_size))) return;
     }
     if (!Pause(kFirstRetry)) return;
   }
 }
 
-std::chrono::nanoseconds Follower::BeatPause(std::chrono::nanoseconds interval, bool often,
-                                             uint32_t world_size) {
-  return often ? std::min(interval, std::max(kOften, world_size * kBetweenMembers)) : interval;
+std::chrono::nanoseconds Follower::HeartbeatPause(std::chrono::nanoseconds interval, bool often,
+                                                  uint32_t world_size) {
+  return often ? std::min(interval, std::max(kOften, world_size * kLeaderTimePerMember)) : interval;
 }
 
 void Follower::NotJoined(const absl::Status& why, uint64_t since) {
@@ -159,17 +160,17 @@ void Follower::NotJoined(const absl::Status& why, uint64_t since) {
   changed_.NotifyAll();
 }
 
-// A leader that is the same and did not know this rank had given it up.
-void Follower::EndWhatTheLeaderForgot(bool restarted, uint64_t since) {
+// Ends what the leader no longer knows. If it is the same process, it had dropped this rank.
+void Follower::EndLoadsUnknownToLeader(bool restarted, uint64_t since) {
   if (restarted && parts_.participants != nullptr) {
     parts_.participants->EndBarriers(RankLost(
         0, "it was restarted, and does not know which ranks have placed what they loaded"));
   }
   parts_.catalog.FailAllLoading(
       restarted ? RankLost(0, "it was restarted")
-                : RankLost(identity_.rank, "rank 0 had heard nothing of it for too long"),
+                : RankLost(identity_.rank, "rank 0 had no heartbeat of it for too long"),
       since);
-  // Another leader, or one that had given us up, has no mapping of our memory.
+  // Another leader, or one that had dropped this rank, has no mapping of our memory.
   parts_.backend.OnWriterRestart();
 }
 
@@ -189,7 +190,7 @@ bool Follower::Join() {
     return false;
   }
   if (!leader_incarnation_.empty()) {
-    EndWhatTheLeaderForgot(leader_incarnation_ != reply->incarnation, since);
+    EndLoadsUnknownToLeader(leader_incarnation_ != reply->incarnation, since);
   }
   leader_incarnation_ = reply->incarnation;
   members_epoch_ = 0;
@@ -199,26 +200,26 @@ bool Follower::Join() {
   Log(LogLevel::kInfo, "joined the group, epoch {}", reply->epoch);
   MutexLock lock(mutex_);
   secret_ = reply->secret;
-  state_ = {true, reply->epoch, {0}, ""};  // whether it is complete, the first heartbeat tells
+  state_ = {true, reply->epoch, {0}, ""};  // the first heartbeat tells whether it is complete
   changed_.NotifyAll();
   return true;
 }
 
-bool Follower::StillKnown(const absl::Status& why, Clock::time_point asked) {
+bool Follower::IsStillMember(const absl::Status& why, Clock::time_point asked) {
   if (why.code() == absl::StatusCode::kNotFound) {
-    LoseLeader("it no longer knows this rank");  // why, joining again will tell
+    OnLeaderLost("it no longer knows this rank");  // the next Join tells why
     return false;
   }
   const auto now = Clock::now();
-  // This process itself stood still: the leader has had no time to answer.
+  // This process itself was stopped, so the leader has had no time to answer.
   if (now - asked > timeout_) last_answer_ = now;
   if (now - last_answer_ < timeout_) return true;
   parts_.catalog.FailAllLoading(RankLost(0, MessageOf(why)));
-  LoseLeader(MessageOf(why));
+  OnLeaderLost(MessageOf(why));
   return false;
 }
 
-bool Follower::Beat() {
+bool Follower::SendHeartbeat() {
   const auto begun = Clock::now();
   const auto deadline = begun + std::chrono::duration_cast<Clock::duration>(timeout_ / 2);
   const uint64_t since = parts_.catalog.Tick();
@@ -232,7 +233,7 @@ bool Follower::Beat() {
                                          reading, abandoned_, parts_.catalog.ActiveNames(),
                                          parts_.catalog.MakeRoomForWaiting(), participants},
                                         deadline);
-  if (!reply.ok()) return StillKnown(reply.status(), begun);
+  if (!reply.ok()) return IsStillMember(reply.status(), begun);
   if (reading.has_value()) parts_.reading.Told(*reading);
   last_answer_ = Clock::now();
   abandoned_.clear();
@@ -257,11 +258,11 @@ bool Follower::Beat() {
   return true;
 }
 
-void Follower::LoseLeader(const std::string& why) {
+void Follower::OnLeaderLost(const std::string& why) {
   Log(LogLevel::kWarn, "leader lost: {}", why);
   MutexLock lock(mutex_);
   state_.joined = false;
-  // Its calls that are still on their way belong to the past.
+  // Calls of the lost leader that still arrive belong to an old epoch.
   ++state_.epoch;
   state_.detail = "rank 0 was lost: " + why;
 }

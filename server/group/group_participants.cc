@@ -15,17 +15,17 @@ namespace {
 
 using State = Participant::State;
 
-constexpr size_t kMostFailures = 256;  // remembered
-constexpr std::chrono::seconds kForgotten{60};  // when nobody can hear of them any more
-constexpr size_t kMostNamed = 16;      // ranks in a sentence
+constexpr size_t kMaxFailures = 256;               // failures that are kept
+constexpr std::chrono::seconds kKeepFailures{60};  // after this nobody is notified any more
+constexpr size_t kMaxNamed = 16;                   // ranks named in a message
 
 bool SameLoad(const Participant& a, const Participant& b) {
   if (OfDifferentJobs(a.job, b.job)) return false;
   return a.source == b.source || (!a.real_source.empty() && a.real_source == b.real_source);
 }
 
-// Whether one of `all` joined after `ended` had, for the same job.
-bool CameAgain(const Participant& ended, const std::vector<Participant>& all) {
+// Whether one of `all`, of the same job, has joined after `ended` has ended.
+bool HasRejoined(const Participant& ended, const std::vector<Participant>& all) {
   return std::any_of(all.begin(), all.end(), [&ended](const Participant& one) {
     return one.age < ended.ended_age && !OfDifferentJobs(one.job, ended.job);
   });
@@ -35,8 +35,8 @@ Clock::duration Ticks(std::chrono::nanoseconds all) {
   return std::chrono::duration_cast<Clock::duration>(all);
 }
 
-// As other ranks hear it.
-absl::Status OfRank(uint32_t rank, const absl::Status& why) {
+// The error as other ranks get it.
+absl::Status AttributeToRank(uint32_t rank, const absl::Status& why) {
   const std::string number = std::to_string(rank);
   const bool named = MessageOf(why).rfind("rank " + number + ": ", 0) == 0;
   return WithFact(named ? why : WithContext(why, "rank " + number), "rank", number);
@@ -59,21 +59,21 @@ std::vector<Verdict> GroupParticipants::Update(uint32_t rank, const std::vector<
                                                Clock::time_point now) {
   MutexLock lock(mutex_);
   if (rank >= calls_.size()) return {};
-  while (!failed_.empty() && now - failed_.front().when > kForgotten) failed_.pop_front();
+  while (!failed_.empty() && now - failed_.front().when > kKeepFailures) failed_.pop_front();
   Calls& calls = calls_[rank];
   std::set<std::string> told;
   for (const Participant& participant : all) {
     if (told.size() >= kMostParticipants) break;
     told.insert(participant.id);
     if (calls.count(participant.id) == 0) Begin(rank, participant, now);
-    Advance(calls.at(participant.id), participant, CameAgain(participant, all), now);
+    Advance(calls.at(participant.id), participant, HasRejoined(participant, all), now);
   }
   std::vector<Verdict> verdicts;
   for (auto at = calls.begin(); at != calls.end();) {
     at = told.count(at->first) > 0 ? std::next(at) : calls.erase(at);
   }
   for (auto& [id, call] : calls) {
-    HearOfOthers(call, now);
+    ApplyEarlierFailures(call, now);
     CheckDeadline(call, now);
     if (call.verdict.has_value()) verdicts.push_back({id, *call.verdict});
   }
@@ -97,16 +97,16 @@ void GroupParticipants::Begin(uint32_t rank, const Participant& participant,
   calls_[rank].emplace(participant.id, std::move(call));
 }
 
-void GroupParticipants::Advance(Call& call, const Participant& participant, bool came_again,
+void GroupParticipants::Advance(Call& call, const Participant& participant, bool rejoined,
                                 Clock::time_point now) {
   const State before = std::exchange(call.participant.state, participant.state);
-  // One that has been told of another rank's failure fails because of it.
+  // A participant with a verdict fails because of another rank, so its failure is not news.
   if (before == participant.state || call.verdict.has_value()) return;
   if (participant.state == State::kPlaced) NotePlaced(call);
   if (participant.state != State::kFailed) return;
   FailedCall failed = FailedOf(call, participant.failure, now);
   failed.when -= Ticks(participant.ended_age);
-  failed.over = came_again;
+  failed.over = rejoined;
   Fail(std::move(failed));
 }
 
@@ -116,24 +116,24 @@ GroupParticipants::FailedCall GroupParticipants::FailedOf(const Call& call,
   FailedCall failed;
   failed.rank = call.rank;
   failed.participant = call.participant;
-  failed.why = OfRank(call.rank, why);
-  failed.when = failed.told = now;
+  failed.why = AttributeToRank(call.rank, why);
+  failed.when = failed.reported = now;
   return failed;
 }
 
 void GroupParticipants::Fail(FailedCall failed) {
   Log(LogLevel::kWarn, "{}", MessageOf(failed.why));
-  if (!failed.over) TellOthers(failed);
+  if (!failed.over) NotifyOthers(failed);
   failed_.push_back(std::move(failed));
-  if (failed_.size() > kMostFailures) failed_.pop_front();
+  if (failed_.size() > kMaxFailures) failed_.pop_front();
 }
 
-void GroupParticipants::TellOthers(FailedCall& failed) {
+void GroupParticipants::NotifyOthers(FailedCall& failed) {
   Ended ended{{failed.participant.source}, failed.why};
   ForOpenCallsOfOthers(failed.rank, failed.participant, [&](Call& other) {
-    // One that came later may wait for the next call of that rank.
+    // A participant that joined later may wait for the next call of that rank.
     if (other.joined > failed.when) return;
-    Hear(other, failed);
+    ApplyFailure(other, failed);
     ended.sources.insert(other.participant.source);
   });
   std::erase_if(ended.sources, [this](const std::string& source)
@@ -141,7 +141,7 @@ void GroupParticipants::TellOthers(FailedCall& failed) {
   if (!ended.sources.empty()) ended_.push_back(std::move(ended));
 }
 
-// A client whose shard is placed waits for nobody, unless by a barrier.
+// A client whose shard is placed waits for nobody, unless it has a barrier.
 bool GroupParticipants::IsWaitedFor(const std::string& source) const {
   return std::any_of(calls_.begin(), calls_.end(), [&source](const Calls& calls) {
     return std::any_of(calls.begin(), calls.end(), [&source](const auto& one) {
@@ -170,25 +170,26 @@ std::set<std::string> GroupParticipants::JobsOf(uint32_t rank, const std::string
   return jobs;
 }
 
-void GroupParticipants::Hear(Call& call, FailedCall& failed) {
+void GroupParticipants::ApplyFailure(Call& call, FailedCall& failed) {
   const bool placed = call.participant.state == State::kPlaced && !call.participant.barrier;
   if (call.participant.state == State::kFailed || placed) return;
-  failed.heard.insert({call.rank, call.participant.pid});
+  failed.notified.insert({call.rank, call.participant.pid});
   call.verdict = failed.why;
 }
 
-void GroupParticipants::HearOfOthers(Call& call, Clock::time_point now) {
+void GroupParticipants::ApplyEarlierFailures(Call& call, Clock::time_point now) {
   for (FailedCall& failed : failed_) {
     if (call.verdict.has_value()) return;
     if (OfDifferentJobs(call.participant.job, failed.participant.job)) continue;
     const bool outlived = failed.over || call.process_began > failed.when ||
-                          failed.heard.count({call.rank, call.participant.pid}) > 0;
-    if (failed.rank == call.rank || outlived || call.joined - failed.when > kHeardFor) continue;
+                          failed.notified.count({call.rank, call.participant.pid}) > 0;
+    const bool too_late = call.joined - failed.when > kFailureVisibleFor;
+    if (failed.rank == call.rank || outlived || too_late) continue;
     const bool same = SameLoad(call.participant, failed.participant);
-    // The rank may have come again, and its daemon not have said so yet.
-    const auto waited = now - std::max(call.began, failed.told);
-    const bool away = waited >= kStaysAway && !IsInACall(failed.rank, failed.participant.job);
-    if (same ? waited >= kComesAgain : away) Hear(call, failed);
+    // The rank may have made its next call, and its daemon not reported it yet.
+    const auto waited = now - std::max(call.began, failed.reported);
+    const bool absent = waited >= kAbsentAfter && !IsInACall(failed.rank, failed.participant.job);
+    if (same ? waited >= kRejoinGrace : absent) ApplyFailure(call, failed);
   }
 }
 
@@ -221,8 +222,8 @@ std::string GroupParticipants::Missing(const Call& call) const {
   for (uint32_t rank = 0; rank < calls_.size(); ++rank) {
     if (call.placed.count(rank) == 0) missing.push_back(rank);
   }
-  const bool more = missing.size() > kMostNamed;
-  if (more) missing.resize(kMostNamed);
+  const bool more = missing.size() > kMaxNamed;
+  if (more) missing.resize(kMaxNamed);
   return fmt::format("rank{} {}{}", missing.size() == 1 ? "" : "s", fmt::join(missing, ", "),
                      more ? ", ..." : "");
 }

@@ -1,15 +1,16 @@
-// All clients of the group that take part in a load of all ranks, as the leader knows them: it
-// tells the others when one fails, and when all have placed their shards. Thread-safe; time is
-// passed in.
+// All clients of the group that take part in loads of all ranks, as the leader knows them. It
+// notifies the others when one fails, and when all have placed their shards. The leader's
+// Coordinator owns it. Thread-safe; time is passed in.
 //
-// A failure belongs to one call of one rank. The others of that load hear of it: those in it at
-// once, and those who come within kHeardFor and whose processes lived then, unless that rank makes
-// its next call first: it has kComesAgain for that. A process hears a failure once, and nobody
-// does after that rank's next call: what has failed once never ends a later load. When it failed
-// counts, not when the leader is told: that may be long after, where there was no leader.
+// A failure belongs to one call of one rank. Other participants of that load are notified: those
+// in it at once, and those that join within kFailureVisibleFor if their process existed at the
+// failure. The latter wait kRejoinGrace, because the failed rank may make its next call first. A
+// process is notified of a failure once, and nobody is after that rank's next call, so a failure
+// never ends a later load. The time of the failure counts, not the time of its report. Without a
+// leader the report may come much later.
 //
-// Jobs that use the same daemons load the same files: where two are known to differ, neither hears
-// of the other.
+// Jobs that use the same daemons load the same files. If two jobs are known to differ, neither is
+// notified of the other's failures.
 #ifndef CKPTD_SERVER_GROUP_GROUP_PARTICIPANTS_H_
 #define CKPTD_SERVER_GROUP_GROUP_PARTICIPANTS_H_
 
@@ -33,38 +34,40 @@ class GroupParticipants {
  public:
   explicit GroupParticipants(uint32_t world_size) : calls_(world_size) {}
 
-  // All that take part at `rank`, in the order in which they joined, as its daemon says now.
-  // How their loads have ended, for those where that is known: each time, until they are gone.
+  // Reports all participants at `rank`, in the order in which they joined. Returns the verdicts
+  // of those whose load has ended. A verdict is returned each time, until its participant is no
+  // longer reported.
   std::vector<Verdict> Update(uint32_t rank, const std::vector<Participant>& all,
                               Clock::time_point now);
-  // Its daemon has left the group: its clients have failed.
+  // The rank's daemon has left the group, so its clients have failed.
   void Forget(uint32_t rank, Clock::time_point now);
-  // Loads that wait for ranks have nobody to wait for any more where one of them has failed: those
-  // of these sources, as the clients in them spell it. None that a client still waits in, who does
-  // not hear of that failure. Since this was called last.
+  // The sources of pending loads that should end because a participant has failed, as its clients
+  // spell them. Not listed: a source for which a client still waits that is not affected by the
+  // failure. Returns those since the last call.
   struct Ended {
     std::set<std::string> sources;
     absl::Status why;
   };
   std::vector<Ended> TakeEnded();
-  // Whose clients are in a load of `source` at that rank; an empty one where it is not known.
+  // The jobs of the clients in a load of `source` at that rank. Contains an empty one if a job is
+  // not known.
   std::set<std::string> JobsOf(uint32_t rank, const std::string& source) const;
 
-  static constexpr std::chrono::seconds kHeardFor = kFailureHeardFor;
-  static constexpr std::chrono::seconds kComesAgain{2};
-  // A rank that has failed in another load and makes no further call in that time will not come:
-  // those who wait for it hear of that failure, too.
-  static constexpr std::chrono::seconds kStaysAway{5};
+  static constexpr std::chrono::seconds kFailureVisibleFor = kFailureHeardFor;
+  static constexpr std::chrono::seconds kRejoinGrace{2};
+  // If a rank has failed in another load and makes no call for this time, it is taken for absent.
+  // Then those that wait for it are notified of that failure.
+  static constexpr std::chrono::seconds kAbsentAfter{5};
 
  private:
   struct Call {
     Participant participant;
     uint32_t rank = 0;
     Clock::time_point joined;
-    Clock::time_point began;  // when the leader heard of it
+    Clock::time_point began;  // when the leader got its first report
     Clock::time_point process_began;
     Clock::time_point deadline;
-    std::set<uint32_t> placed;  // ranks, with a barrier
+    std::set<uint32_t> placed;  // ranks that have placed theirs, with a barrier
     std::optional<absl::Status> verdict;
   };
   using Calls = std::map<std::string, Call>;
@@ -73,22 +76,23 @@ class GroupParticipants {
     Participant participant;
     absl::Status why;
     Clock::time_point when;
-    Clock::time_point told;  // when the leader heard of it
-    std::set<std::pair<uint32_t, uint32_t>> heard;  // by these processes: rank and pid
-    bool over = false;  // the rank has made its next call
+    Clock::time_point reported;                        // when the leader got the report
+    std::set<std::pair<uint32_t, uint32_t>> notified;  // processes that were notified: rank and pid
+    bool over = false;                                 // the rank has made its next call
   };
 
   void Begin(uint32_t rank, const Participant& participant, Clock::time_point now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // `came_again`: its rank has made its next call since this one ended.
-  void Advance(Call& call, const Participant& participant, bool came_again, Clock::time_point now)
+  // `rejoined`: its rank has made its next call since this one ended.
+  void Advance(Call& call, const Participant& participant, bool rejoined, Clock::time_point now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static FailedCall FailedOf(const Call& call, const absl::Status& why, Clock::time_point now);
   void Fail(FailedCall failed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void TellOthers(FailedCall& failed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  static void Hear(Call& call, FailedCall& failed);
-  // What happened before it came, or elsewhere.
-  void HearOfOthers(Call& call, Clock::time_point now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NotifyOthers(FailedCall& failed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static void ApplyFailure(Call& call, FailedCall& failed);
+  // Applies failures from before it joined, or in other loads.
+  void ApplyEarlierFailures(Call& call, Clock::time_point now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsInACall(uint32_t rank, const std::string& job) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsWaitedFor(const std::string& source) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -65,15 +65,15 @@ std::set<uint32_t> Holdings::AskAll(const std::string& name) {
 }
 
 std::set<uint32_t> Holdings::FindMissing(const std::string& name) {
-  std::shared_ptr<Question> question;
+  std::shared_ptr<Query> query;
   {
     MutexLock lock(mutex_);
     const auto [next, first] = next_.try_emplace(name);
-    if (first) next->second = std::make_shared<Question>();
-    question = next->second;
+    if (first) next->second = std::make_shared<Query>();
+    query = next->second;
     if (!first) {
-      changed_.Wait(mutex_, [&question]() { return question->answered; });
-      return question->missing;
+      changed_.Wait(mutex_, [&query]() { return query->answered; });
+      return query->missing;
     }
     changed_.Wait(mutex_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return asking_.count(name) == 0;
@@ -83,8 +83,8 @@ std::set<uint32_t> Holdings::FindMissing(const std::string& name) {
   }
   std::set<uint32_t> missing = AskAll(name);
   MutexLock lock(mutex_);
-  question->missing = missing;
-  question->answered = true;
+  query->missing = missing;
+  query->answered = true;
   asking_.erase(name);
   changed_.NotifyAll();
   return missing;

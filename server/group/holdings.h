@@ -1,5 +1,5 @@
-// Which rank holds which checkpoint: what ranks have said, and what they say when all of them are
-// asked. Leader only. Thread-safe; no call to a rank is made under a lock.
+// Keeps which rank holds which checkpoint: from the ranks' reports, and by asking all ranks.
+// Leader only. Thread-safe; calls to ranks are made without a lock.
 #ifndef CKPTD_SERVER_GROUP_HOLDINGS_H_
 #define CKPTD_SERVER_GROUP_HOLDINGS_H_
 
@@ -17,23 +17,24 @@ namespace ckptd {
 
 class Holdings {
  public:
-  // `membership` outlives this.
+  // `membership` must outlive this.
   explicit Holdings(Membership& membership)
       : membership_(membership), held_(membership.world_size()) {}
 
-  // A rank has said all that it holds; nothing, when it has left.
+  // `rank` holds exactly `names`. Empty after it has left.
   void Set(uint32_t rank, std::set<std::string> names);
-  // A load has ended on these ranks.
+  // A load of `name` has completed on these ranks.
   void Add(const std::string& name, const std::set<uint32_t>& ranks);
-  // Of what `rank` holds: on how many ranks it is. Not of `loading` ones, which change.
+  // For each checkpoint that `rank` holds: how many ranks hold it. Without those in `loading`,
+  // whose numbers change.
   std::map<std::string, uint32_t> Count(uint32_t rank, const std::set<std::string>& loading) const;
 
-  // Asks all ranks now, once for all who ask at the same time: those that do not hold it, or do
-  // not answer within seconds. One that is gone leaves the group.
+  // Asks all ranks which of them do not hold `name`. Concurrent calls share one query. A rank
+  // that does not answer within seconds counts as missing, and one that is gone leaves the group.
   std::set<uint32_t> FindMissing(const std::string& name);
 
  private:
-  struct Question {
+  struct Query {
     bool answered = false;
     std::set<uint32_t> missing;
   };
@@ -44,11 +45,11 @@ class Holdings {
   mutable Mutex mutex_;
   CondVar changed_;
   std::vector<std::set<std::string>> held_ ABSL_GUARDED_BY(mutex_);  // by rank
-  // Of what is held: by how many. Each heartbeat asks, so it is not counted over all ranks then.
+  // How many ranks hold each checkpoint. Kept up to date, because each heartbeat needs it.
   std::map<std::string, uint32_t> ranks_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> asking_ ABSL_GUARDED_BY(mutex_);
-  // Who came after the ranks were asked has the next answer.
-  std::map<std::string, std::shared_ptr<Question>> next_ ABSL_GUARDED_BY(mutex_);
+  // Calls that come after the ranks were asked share the next query.
+  std::map<std::string, std::shared_ptr<Query>> next_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptd

@@ -14,9 +14,9 @@ namespace {
 
 using State = Participant::State;
 
-constexpr size_t kMostLeaving = 16;  // each holds one of the server's threads
-constexpr std::chrono::seconds kOvertaken{1};
-constexpr size_t kMostIdBytes = 128;
+constexpr size_t kMaxLeaving = 16;  // each occupies a server thread
+constexpr std::chrono::seconds kLateJoinWait{1};
+constexpr size_t kMaxIdBytes = 128;
 
 absl::Status BrokenOff(const Participant& participant) {
   return MakeError(absl::StatusCode::kAborted, reason::kRankLost,
@@ -39,11 +39,11 @@ absl::Status LocalParticipants::Join(Participant participant, Answer answer,
                                    participant.source, entries_.size()));
     }
     const std::string id = participant.id;
-    if (id.empty() || id.size() > kMostIdBytes || entries_.count(id) > 0) {
+    if (id.empty() || id.size() > kMaxIdBytes || entries_.count(id) > 0) {
       return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                        fmt::format("joining the load of {}: its participant is empty, longer than "
-                                   "{} bytes, or there already; name it by a new UUID",
-                                   participant.source, kMostIdBytes));
+                                   "{} bytes, or in use; name it by a new UUID",
+                                   participant.source, kMaxIdBytes));
     }
     entries_[id] = {std::move(participant), now, ++joined_, std::move(answer)};
     changed_.NotifyAll();
@@ -58,7 +58,7 @@ LocalParticipants::Answer LocalParticipants::End(Entry& entry, const absl::Statu
   participant.state = outcome.ok() ? State::kPlaced : State::kFailed;
   participant.failure = outcome;
   entry.ended = Clock::now();
-  // Else all ranks are waited for.
+  // With a barrier, it is answered when all ranks have placed theirs.
   const bool answered = !outcome.ok() || !participant.barrier;
   return answered ? std::exchange(entry.answer, nullptr) : nullptr;
 }
@@ -68,13 +68,13 @@ void LocalParticipants::Leave(const std::string& id, const absl::Status& outcome
   Answer answer;
   {
     MutexLock lock(mutex_);
-    const bool waits = leaving_ < kMostLeaving;
+    const bool waits = leaving_ < kMaxLeaving;
     const auto known = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return entries_.count(id) > 0; };
     ++leaving_;
-    if (waits) changed_.WaitUntil(mutex_, std::min(deadline, Clock::now() + kOvertaken), known);
+    if (waits) changed_.WaitUntil(mutex_, std::min(deadline, Clock::now() + kLateJoinWait), known);
     --leaving_;
     const auto at = entries_.find(id);
-    // One that was answered has nothing more to say.
+    // A participant that was answered has nothing more to report.
     if (at == entries_.end() || at->second.answer == nullptr) return;
     answer = End(at->second, outcome);
   }
@@ -82,7 +82,7 @@ void LocalParticipants::Leave(const std::string& id, const absl::Status& outcome
   if (answer != nullptr) answer(outcome);
   if (outcome.ok()) return;
   MutexLock lock(mutex_);
-  if (leaving_ >= kMostLeaving) return;
+  if (leaving_ >= kMaxLeaving) return;
   ++leaving_;
   changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return entries_.count(id) == 0;

@@ -1,5 +1,5 @@
-// The clients of one daemon that take part in a load of all ranks, and what the leader is to
-// hear of them. Thread-safe; answers are given outside of its lock.
+// The clients of one daemon that take part in a load of all ranks, and what the leader must know
+// of them. Thread-safe. Answers are called without its lock.
 #ifndef CKPTD_SERVER_GROUP_LOCAL_PARTICIPANTS_H_
 #define CKPTD_SERVER_GROUP_LOCAL_PARTICIPANTS_H_
 
@@ -17,7 +17,7 @@ namespace ckptd {
 
 class LocalParticipants {
  public:
-  // Called once. OK: all has been placed.
+  // Called once. OK: all shards have been placed.
   using Answer = std::function<void(const absl::Status&)>;
 
   // `on_change`: there is news for the leader.
@@ -25,19 +25,21 @@ class LocalParticipants {
 
   // Errors, after which `answer` is not called: INVALID_REQUEST, TOO_MANY_WAITING.
   absl::Status Join(Participant participant, Answer answer, Clock::time_point now);
-  // It has placed its shard, or failed. One that is not known yet is waited for a moment: its
-  // call may be overtaken. Returns when the leader knows of a failure, at the deadline at last.
+  // The participant has placed its shard, or failed. Its Join may arrive later than this call, so
+  // an unknown one is waited for briefly. Returns when the leader knows of a failure, at the
+  // latest at the deadline.
   void Leave(const std::string& id, const absl::Status& outcome, Deadline deadline);
-  // Its call has ended before it said anything: so has its process, as a rule.
+  // The participant's call has ended without Leave. In most cases its process has ended.
   void Lost(const std::string& id);
-  // The leader that knew who had placed what is gone: those that wait for all ranks, or would when
-  // they have placed theirs, are answered with `why` and forgotten.
+  // The leader that knew which ranks have placed their shards is gone. Participants with a
+  // barrier are answered with `why` and removed.
   void EndBarriers(const absl::Status& why);
 
-  // For the leader: all that there are, in the order in which they joined. Not what ended so long
-  // ago that nobody is to hear of it: where no leader answers, it would take the room of others.
+  // The participants for the next report to the leader, in the order in which they joined. Those
+  // that ended so long ago that nobody is notified of them are left out. Otherwise they would use
+  // up the limit if no leader answers.
   std::vector<Participant> Snapshot(Clock::time_point now);
-  // The leader was told that snapshot and answered so.
+  // The leader got that snapshot and answered with `verdicts`.
   void Told(const std::vector<Participant>& told, const std::vector<Verdict>& verdicts);
   bool Empty() const;
 
@@ -46,10 +48,11 @@ class LocalParticipants {
     Participant participant;
     Clock::time_point joined;
     uint64_t order = 0;
-    Answer answer;  // null: it was called
-    Clock::time_point ended = {};  // when it was no longer loading
+    Answer answer;                 // null: it was called
+    Clock::time_point ended = {};  // when it stopped loading
   };
-  // Takes the answer that it is to be given with `outcome`, outside the lock; null where there is none.
+  // Ends the entry. Returns the answer to call with `outcome`, without the lock. Null if there is
+  // none.
   Answer End(Entry& entry, const absl::Status& outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropOld(Clock::time_point now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -58,7 +61,7 @@ class LocalParticipants {
   mutable CondVar changed_;
   std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
   uint64_t joined_ ABSL_GUARDED_BY(mutex_) = 0;
-  size_t leaving_ ABSL_GUARDED_BY(mutex_) = 0;  // calls that wait
+  size_t leaving_ ABSL_GUARDED_BY(mutex_) = 0;  // waiting calls of Leave
 };
 
 }  // namespace ckptd

@@ -11,7 +11,7 @@
 namespace ckptd {
 namespace {
 
-// How long a rank's present holder may take to prove that it is alive.
+// How long the present holder of a rank may take to prove that it is alive.
 constexpr std::chrono::seconds kProbeDeadline{1};
 
 absl::Status Refused(const MemberIdentity& who, const std::string& why) {
@@ -72,7 +72,7 @@ absl::Status Membership::FreeRankFor(const MemberIdentity& who) {
     }
   }
   if (holder == nullptr) return absl::OkStatus();
-  // A restarted daemon comes back before its predecessor's silence is noticed.
+  // A restarted daemon may join before its predecessor's silence is noticed.
   if (holder->Probe(Clock::now() + kProbeDeadline).ok()) {
     return Refused(who, fmt::format("process {} on {} holds that rank and is alive; give each "
                                     "daemon its own rank",
@@ -139,7 +139,7 @@ std::vector<uint32_t> Membership::DropSilent() {
       const MemberState& state = members_[rank].state;
       if (!state.joined || state.last_heartbeat >= limit) continue;
       ranks.push_back(rank);
-      dropped.push_back(LetGo(rank, why));
+      dropped.push_back(TakeLink(rank, why));
     }
   }
   for (const auto& link : dropped) link->Close(why);
@@ -152,12 +152,12 @@ void Membership::Drop(uint32_t rank, uint64_t epoch, const std::string& why) {
     MutexLock lock(mutex_);
     const Member& member = members_[rank];
     if (rank == 0 || !member.state.joined || member.since > epoch) return;
-    dropped = LetGo(rank, why);
+    dropped = TakeLink(rank, why);
   }
   dropped->Close(why);
 }
 
-std::shared_ptr<MemberLink> Membership::LetGo(uint32_t rank, const std::string& why) {
+std::shared_ptr<MemberLink> Membership::TakeLink(uint32_t rank, const std::string& why) {
   Member& member = members_[rank];
   member.state.joined = false;
   StartEpoch(RankLost(rank, why));

@@ -1,5 +1,5 @@
-// Who is in the group, as the leader knows it. Every change of membership starts
-// a new epoch. Thread-safe: one mutex; links are called outside it.
+// The members of the group, as the leader knows them. Every change of membership starts a new
+// epoch. The leader's Coordinator owns it. Thread-safe: one mutex; links are called without it.
 #ifndef CKPTD_SERVER_GROUP_MEMBERSHIP_H_
 #define CKPTD_SERVER_GROUP_MEMBERSHIP_H_
 
@@ -29,21 +29,21 @@ class Membership {
   struct Options {
     MemberIdentity self;  // rank 0
     std::shared_ptr<MemberLink> self_link;
-    LinkFactory connect;  // to another member's peer port; does not block
+    LinkFactory connect;  // connects to another member's peer port; does not block
     std::chrono::nanoseconds heartbeat_interval = std::chrono::seconds(1);
     std::chrono::nanoseconds heartbeat_timeout = std::chrono::seconds(5);
   };
   explicit Membership(Options options);
 
-  // Errors: FailedPrecondition JOIN_REFUSED saying which fact differs or who
-  // holds the rank. A holder that no longer answers is replaced.
+  // Errors: FailedPrecondition JOIN_REFUSED saying which fact differs or which process holds the
+  // rank. A holder that no longer answers is replaced.
   absl::StatusOr<JoinReply> Join(const MemberIdentity& identity);
-  // Errors: NotFound when that incarnation is not a member (join again).
+  // Errors: NotFound if that incarnation is not a member (it should join again).
   absl::StatusOr<HeartbeatReply> Heartbeat(uint32_t rank, const std::string& incarnation);
-  // Declares members lost that have been silent for too long; their ranks.
+  // Declares members lost that have been silent for too long. Returns their ranks.
   std::vector<uint32_t> DropSilent();
-  // Declares one lost (its calls fail) that did not answer in `epoch`, unless it has joined
-  // since: one that stood still comes back as the same process.
+  // Declares a member lost that did not answer in `epoch`; calls to it fail. Does nothing if it
+  // has joined since, because a process that was stopped joins again as the same process.
   void Drop(uint32_t rank, uint64_t epoch, const std::string& why);
 
   uint64_t epoch() const;
@@ -52,40 +52,40 @@ class Membership {
   uint32_t world_size() const { return options_.self.world_size; }
   std::vector<uint32_t> MissingRanks() const;
   std::vector<MemberState> Members() const;
-  // Of who is there, by rank.
+  // The members' incarnations, by rank.
   std::map<uint32_t, std::string> Incarnations() const;
-  // What of that has changed after `epoch`, with an empty one of a rank that is no longer
-  // there. After 0: all of it, as soon as nobody is missing; until then each that joins
-  // would be told to all the others.
+  // The changes of that map after `epoch`. A rank that has left has an empty incarnation. After
+  // 0: the whole map, but only once no rank is missing. Otherwise each join would be reported to
+  // all other ranks.
   std::map<uint32_t, std::string> ChangedSince(uint64_t epoch) const;
-  // Of the members that have joined, rank 0's own included.
+  // Links to the members that have joined, including rank 0's own.
   std::vector<std::shared_ptr<MemberLink>> Links() const;
   std::string secret() const { return secret_; }
   std::chrono::nanoseconds heartbeat_interval() const { return options_.heartbeat_interval; }
 
-  // Links of all ranks, in rank order, and the epoch they belong to; nullopt
-  // while a rank is missing.
+  // Links of all ranks, in rank order, and the epoch they belong to. Nullopt while a rank is
+  // missing.
   struct Session {
     uint64_t epoch = 0;
     std::vector<std::shared_ptr<MemberLink>> links;
     std::vector<MemberIdentity> identities;
   };
   std::optional<Session> CurrentSession() const;
-  // OK while `epoch` is the current one; else RANK_LOST or EPOCH_CHANGED naming
-  // the rank whose change ended it.
+  // OK while `epoch` is the current one. Otherwise RANK_LOST or EPOCH_CHANGED naming the rank
+  // whose change ended it.
   absl::Status CheckEpoch(uint64_t epoch) const;
 
  private:
   struct Member {
     MemberState state;
     std::shared_ptr<MemberLink> link;
-    uint64_t since = 0;  // the epoch that its joining, or going, began
+    uint64_t since = 0;  // the epoch that began when it joined or left
   };
-  // Gives the link to close, outside the lock.
-  std::shared_ptr<MemberLink> LetGo(uint32_t rank, const std::string& why)
+  // Removes the member. Returns its link, to be closed without the lock.
+  std::shared_ptr<MemberLink> TakeLink(uint32_t rank, const std::string& why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckIdentity(const MemberIdentity& identity) const;
-  // Who held the rank before must be gone. Errors: JOIN_REFUSED.
+  // Makes sure that the previous holder of the rank is gone. Errors: JOIN_REFUSED.
   absl::Status FreeRankFor(const MemberIdentity& who);
   void StartEpoch(absl::Status why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -1,5 +1,4 @@
-// Notices processes of a group that are no longer there, also those that were
-// replaced at once.
+// Finds processes that have left the group, including those that were replaced at once.
 #ifndef CKPTD_SERVER_GROUP_MEMBERSHIP_DIFF_H_
 #define CKPTD_SERVER_GROUP_MEMBERSHIP_DIFF_H_
 
@@ -10,12 +9,12 @@
 
 namespace ckptd {
 
-// Not thread-safe.
+// Each observer of a group has one. Not thread-safe.
 class MembershipDiff {
  public:
   using Members = std::map<uint32_t, std::string>;  // rank -> incarnation
 
-  // Who is there now. Returns those that were there and are not.
+  // Sets the present members. Returns the processes that have left.
   Members Update(Members members) {
     Members departed;
     for (const auto& [rank, incarnation] : members_) {
@@ -26,8 +25,8 @@ class MembershipDiff {
     members_ = std::move(members);
     return departed;
   }
-  // Who has come since, and who has gone: these without an incarnation. Returns those that
-  // are no longer there.
+  // Applies changes: new processes, and ranks that have left (without an incarnation). Returns
+  // the processes that have left.
   Members Merge(const Members& changed) {
     Members departed;
     for (const auto& [rank, incarnation] : changed) {

@@ -254,7 +254,7 @@ absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
   options.part = share.part;
   options.parts = share.parts;
   options.threads = parts_.reading.threads;
-  options.way = parts_.reading.way;
+  options.io_mode = parts_.reading.io_mode;
   options.digests = load_.request.digests && share.parts == 1;
   options.interrupted = [this, &counters, &scatter]() -> absl::Status {
     CKPTD_RETURN_IF_ERROR(fanout_->broken().second);

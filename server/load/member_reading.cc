@@ -100,7 +100,7 @@ absl::StatusOr<ReadReport> OpenAndRead(const MemberReading& parts, PreparedLoad&
   options.part = call.read.part;
   options.parts = call.read.parts;
   options.threads = parts.reading.threads;
-  options.way = parts.reading.way;
+  options.io_mode = parts.reading.io_mode;
   options.digests = incoming.request().digests && options.parts == 1;
   options.interrupted = [&] { return Interrupted(parts, call); };
   const auto counters = std::make_shared<TransferProgress>(reader.target_count());

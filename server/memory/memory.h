@@ -1,6 +1,6 @@
-// Seam: memory that shards live in, and how it is handed to clients. Backends:
-// server/memory/host (memfd segments), server/memory/cuda (device memory). One
-// contract suite (tests/contract) runs on every backend.
+// Seam: the memory of shards, and how it is handed to clients. Backends: server/memory/host
+// (memfd segments), server/memory/cuda (device memory). One contract suite (tests/contract) runs
+// on every backend.
 #ifndef CKPTD_SERVER_MEMORY_MEMORY_H_
 #define CKPTD_SERVER_MEMORY_MEMORY_H_
 
@@ -21,16 +21,16 @@
 
 namespace ckptd {
 
-// One piece of a slab. Segments of a slab lie back to back in it.
+// One piece of a slab. A slab's segments lie back to back.
 struct Segment {
-  uint64_t id = 0;     // unique in this backend for its life
-  // Of the slab, at most the size of the memory behind it; of device memory all of that.
+  uint64_t id = 0;     // unique for the life of this backend
+  // At most the size of the memory behind it. In device memory always all of it.
   uint64_t bytes = 0;
 };
 
-// One allocation for one (checkpoint, rank). Owned by whoever allocated it;
-// destruction gives the memory back to the backend. Not thread-safe, except
-// that different threads may write different bytes of its segments.
+// One allocation for one (checkpoint, rank). The caller of Allocate owns it; destruction gives
+// the memory back to the backend. Not thread-safe, except that different threads may write
+// different bytes of its segments.
 class Slab {
  public:
   virtual ~Slab() = default;
@@ -39,77 +39,76 @@ class Slab {
   // Writable while the slab lives.
   virtual SlabView view() = 0;
   virtual HandleKind kind() const = 0;
-  // kCudaIpc: the 64 bytes by which another process opens it, while it lives.
+  // kCudaIpc: the 64 bytes with which another process opens the slab while it lives.
   virtual std::string ipc_handle() const { return {}; }
 };
 
 struct MemoryUsage {
   uint64_t budget = 0;
   uint64_t used = 0;          // in slabs
-  uint64_t arena = 0;         // faulted, used or free
-  uint64_t arena_target = 0;  // what the background fill aims for
+  uint64_t arena = 0;         // faulted in, used or free
+  uint64_t arena_target = 0;  // size that the background fill aims for
   uint64_t huge_pages = 0;    // part of the arena
-  uint64_t lingering = 0;     // dropped, but a client still maps it; 0 where nobody knows
-  uint64_t staging = 0;       // host memory that bytes for a device go through
+  uint64_t lingering = 0;     // dropped, but a client still maps it; 0 if the backend cannot tell
+  uint64_t staging = 0;       // host memory through which bytes for a device pass
 };
 
-// What a client needs to map a slab: fresh descriptors, one per segment, which
-// the receiver of this value owns; or the slab's ipc_handle, which owns nothing.
+// What a client needs to map a slab. Either fresh descriptors, one per segment, which this value
+// owns, or the slab's ipc_handle, which owns nothing.
 struct SlabHandle {
   HandleKind kind = HandleKind::kMemfd;
-  std::string device = {};  // UUID of the GPU whose memory it is; empty: host memory
+  std::string device = {};  // UUID of the GPU; empty: host memory
   std::vector<UniqueFd> fds;
   std::string ipc_handle = {};  // kCudaIpc
   std::vector<uint64_t> segment_bytes;
   bool writable = false;
 };
 
-// Thread-safe.
+// A daemon has one for its shards, and may have one for its host tier. Thread-safe.
 class MemoryBackend {
  public:
   virtual ~MemoryBackend() = default;
-  // How this memory can be handed out, what it prefers first.
+  // The kinds of handles that this memory supports, the preferred one first.
   virtual std::vector<HandleKind> kinds() const = 0;
-  // Memory of unspecified content (see ZeroPadding of transfer.h) for `bytes` > 0, and zeros
-  // behind them, to be handed out as `kind`, one of kinds(). kExclusive takes only memory
-  // that was never handed out. Errors: ResourceExhausted NO_MEMORY with the numbers (asked,
-  // free, budget), or with host_bytes where a device's memory needs some of the host, which no
-  // eviction gives; DeadlineExceeded DEADLINE when other daemons keep it waiting.
+  // Memory for `bytes` > 0, to be handed out as `kind`, one of kinds(). Its content is
+  // unspecified (see ZeroPadding of transfer.h); the rest of the last segment is zero. kExclusive
+  // takes only memory that was never handed out. Errors: ResourceExhausted NO_MEMORY with the
+  // numbers (asked, free, budget), or with host_bytes if device memory needs host memory, which
+  // no eviction can free; DeadlineExceeded DEADLINE if other daemons keep it waiting.
   virtual absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended,
                                                          HandleKind kind) = 0;
   absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended) {
     return Allocate(bytes, intended, kinds().front());
   }
-  // Whoever filled the slab has ended, and it is complete: what only filling needs may go.
-  // Its view can still be read.
+  // The slab is complete, and its writers have ended: resources that only filling needs may be
+  // freed. The view can still be read.
   virtual void ReleaseStaging(Slab& slab) { (void)slab; }
-  // Makes the slab immutable for clients; called once, before the first Export
-  // with kShared or kPrivate. Idempotent.
+  // Makes the slab immutable for clients. Call it before the first Export with kShared or
+  // kPrivate. Idempotent.
   virtual absl::Status Seal(Slab& slab) = 0;
-  // Handles for a client. kExclusive requires a slab that was not sealed, and of another
-  // kind than kCudaIpc: FailedPrecondition HANDLE_KIND. A kCudaIpc slab must outlive what
-  // clients open; the others need not.
+  // Handles for a client. kExclusive requires a slab that is not sealed and not of kind kCudaIpc.
+  // Errors: FailedPrecondition HANDLE_KIND. A kCudaIpc slab must outlive what clients open; other
+  // slabs need not.
   virtual absl::StatusOr<SlabHandle> Export(Slab& slab, AttachMode mode) = 0;
-  // The memory now belongs to a client: forget it (it leaves the budget) and
-  // never reuse it. The slab is consumed.
+  // The memory now belongs to a client: the backend no longer counts it in the budget and never
+  // reuses it. Consumes the slab.
   virtual void TransferOwnership(std::unique_ptr<Slab> slab) = 0;
-  // Another daemon process now fills our slabs (a restarted leader): it cannot
-  // map sealed memory for writing, so memory sealed before this call is never
-  // reused.
+  // The leader has restarted, so another process now fills our slabs. It cannot map sealed memory
+  // for writing, so memory sealed before this call is never reused.
   virtual void OnWriterRestart() = 0;
-  // Memory of its device that counts to its budget. Errors: FailedPrecondition where slabs
-  // are not in a device's memory.
+  // Memory of the slabs' device. It counts in the budget. Errors: FailedPrecondition if slabs are
+  // not in a device's memory.
   virtual absl::StatusOr<std::unique_ptr<TransitMemory>> MakeTransit() {
-    return absl::FailedPreconditionError("passing slabs on: this memory is no device's");
+    return absl::FailedPreconditionError("making transit memory: slabs are not in device memory");
   }
-  // Ids of all segments this backend still owns.
+  // Ids of all segments that this backend still owns.
   virtual std::vector<uint64_t> OwnedSegments() const = 0;
   virtual MemoryUsage Usage() const = 0;
   // "host" or "cuda", and its main facts, for people.
   virtual std::string tier() const = 0;
-  // UUID of the GPU whose memory this is; empty: host memory.
+  // UUID of the GPU that has the memory. Empty: host memory.
   virtual std::string device() const { return ""; }
-  // An error when this process must be started again to allocate or fill memory.
+  // An error if this process must be restarted before it can allocate or fill memory.
   virtual absl::Status Health() const { return absl::OkStatus(); }
 };
 

@@ -1,5 +1,5 @@
-// Seam: memory that a backend keeps ready for slabs to come, because it was made ahead or because
-// earlier slabs left it. Backends: server/memory/host (its arena).
+// Seam: memory that a backend keeps ready for future slabs, made ahead or left by earlier slabs.
+// Backends: server/memory/host (its arena).
 #ifndef CKPTD_SERVER_MEMORY_READY_MEMORY_H_
 #define CKPTD_SERVER_MEMORY_READY_MEMORY_H_
 
@@ -8,17 +8,17 @@
 
 namespace ckptd {
 
-// Thread-safe.
+// Implemented by the backend itself. Thread-safe.
 class ReadyMemory {
  public:
   virtual ~ReadyMemory() = default;
-  // A slab of `bytes` is to be allocated soon: memory for it is made ahead, within the budget,
+  // A slab of `bytes` will be allocated soon. Memory for it is made ahead, within the budget,
   // unless a size was set. `why` is for people. Does not block.
   virtual void Expect(uint64_t bytes, const std::string& why) = 0;
-  // Gives what is in no slab back to the system: its bytes. No other is made ahead until
-  // something is loaded. Blocks for as long as the system takes.
+  // Gives memory that is in no slab back to the system, and returns its bytes. No more is made
+  // ahead until something is loaded. Blocks as long as the system takes.
   virtual uint64_t Trim() = 0;
-  // Why as much is kept ready as MemoryUsage::arena_target says, for people.
+  // The reason for MemoryUsage::arena_target, for people.
   virtual std::string Why() const = 0;
 };
 

@@ -1,4 +1,4 @@
-// Device memory that slabs of other ranks pass through, a part of each at a time.
+// Device memory through which slabs of other ranks pass, one window of each at a time.
 #ifndef CKPTD_SERVER_MEMORY_TRANSIT_H_
 #define CKPTD_SERVER_MEMORY_TRANSIT_H_
 
@@ -10,18 +10,18 @@
 
 namespace ckptd {
 
-// Not thread-safe, but for lanes that write what views show.
+// ScatterExchange owns it. Not thread-safe, except for lanes that write to the mapped windows.
 class TransitMemory {
  public:
   virtual ~TransitMemory() = default;
-  // At least so many bytes, all zero; what was in it is gone. Nobody writes it meanwhile.
-  // Errors: ResourceExhausted NO_MEMORY, DEVICE_FAILED.
+  // Reserves at least `bytes`, all zero. Earlier content is lost. Nobody may write to it
+  // meanwhile. Errors: ResourceExhausted NO_MEMORY, DEVICE_FAILED.
   virtual absl::Status Reserve(uint64_t bytes) = 0;
-  // A slab of `slab_bytes` of which nothing is here. Its offsets outside of what Show says
-  // are nowhere: neither write nor send them. Of no use after this object.
+  // A slab of `slab_bytes` of which only the window of MapWindow exists. Neither write nor send
+  // other offsets. Must not be used after this object has ended.
   virtual std::shared_ptr<StagedMemory> NewView(uint64_t slab_bytes) = 0;
-  // From now on the slab's byte `begin` is byte `at` of what was reserved, and those after it
-  // follow. `view` is one of NewView.
+  // From now on the slab's byte `begin` is byte `at` of the reserved memory, and the following
+  // bytes follow. `view` must come from NewView.
   virtual void MapWindow(StagedMemory& view, uint64_t begin, uint64_t at) = 0;
 };
 

@@ -15,21 +15,21 @@
 namespace ckptd {
 namespace {
 
-// Rules may be for any number of ranks: neither memory nor the worker's time grows
-// with what a caller writes there.
+// Rules may be for any number of ranks, so the caller must not decide how much memory and time
+// this takes.
 absl::Status CheckSize(const LoadRequest& request, GroupPlan::Size size, Deadline deadline,
                        size_t max_copies) {
   if (size.ranks + size.copies > max_copies) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                      fmt::format("planning {}: its ranks need more than {} different copies, too "
-                                 "many to keep beside the shards; plan for fewer ranks, or without "
-                                 "the daemon (`ckptctl plan`)",
+                                 "many to keep in memory next to the shards; plan for fewer ranks, "
+                                 "or without the daemon (`ckptctl plan`)",
                                  request.source, max_copies));
   }
   if (Clock::now() > deadline) {
     return MakeError(
         absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
-        fmt::format("planning {}: time was up after {} rank{}; plan for fewer ranks, or "
+        fmt::format("planning {}: the deadline passed after {} rank{}; plan for fewer ranks, or "
                     "without the daemon (`ckptctl plan`)",
                     request.source, size.ranks, size.ranks == 1 ? "" : "s"));
   }

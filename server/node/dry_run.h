@@ -14,17 +14,16 @@
 
 namespace ckptd {
 
-// Different copies of all ranks together: what time and memory grow with.
+// Different copies of all ranks together. Time and memory grow with them.
 inline constexpr size_t kMaxDryRunCopies = 4'000'000;
 
-// Rule form: all ranks. Rank form: rank `own` alone. Opens the source. Errors: those
-// of OpenCheckpoint, LayoutRules and GroupPlan; DeadlineExceeded DEADLINE, and
-// InvalidArgument INVALID_REQUEST for so many ranks and kinds of tensors that their
-// plan would take the memory of shards.
+// Rule form: plans all ranks. Rank form: only rank `own`. Opens the source. Errors: those of
+// OpenCheckpoint, LayoutRules and GroupPlan; DeadlineExceeded DEADLINE; InvalidArgument
+// INVALID_REQUEST if the plan has more than `max_copies` copies.
 absl::StatusOr<GroupPlan> PlanDry(const LoadRequest& request, uint32_t own, Deadline deadline,
                                   size_t max_copies = kMaxDryRunCopies);
 
-// What a device map is planned from.
+// The input of a plan for a device map.
 struct DeviceMapRequest {
   std::string source;
   ModuleTreeOptions tree;

@@ -22,10 +22,10 @@ namespace ckptd {
 namespace {
 
 constexpr std::chrono::seconds kProposeDeadline{20};
-// For the leader to hear of it, and for its readers to notice.
+// Long enough for the leader to get it and for its readers to notice.
 constexpr std::chrono::seconds kCancelDeadline{8};
 constexpr std::chrono::seconds kLookupDeadline{5};
-// Of the leader, which asks all ranks.
+// The leader asks all ranks in this time.
 constexpr std::chrono::seconds kFindMissingDeadline{8};
 constexpr int kAttempts = 3;
 constexpr size_t kRememberedRequests = 1024;
@@ -38,8 +38,8 @@ absl::Status TakenMeanwhile(const std::string& name) {
                    {{"checkpoint", name}});
 }
 
-// Where tensors begin behind which what is to be zero is not. By the table of all that lies in the
-// memory: what one view leaves out of it are tensors of its owner.
+// Offsets of tensors after which padding is not zero. Uses the table of everything in the memory,
+// because a view may leave out tensors of its owner.
 absl::StatusOr<std::set<uint64_t>> DirtyOffsets(const Catalog::Held& held, const SlabView& view) {
   const RankPlan& plan = held.whole->plan;
   CKPTD_ASSIGN_OR_RETURN(const std::set<uint32_t> dirty, DirtyPadding(plan, view));
@@ -73,7 +73,9 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
                  {options_.identity.rank, options_.memory_endpoint,
                   host_tier_.enabled() ? &host_tier_ : nullptr, &comms_,
                   [this] { return !leases_.Empty(); }}),
-      participants_([this] { follower_ == nullptr ? coordinator_->Hurry() : follower_->Hurry(); }),
+      participants_([this] {
+        follower_ == nullptr ? coordinator_->Hurry() : follower_->SendHeartbeatNow();
+      }),
       lookups_([](const CheckpointIndex& index) {
         return index.files.empty() ? Recognise(index.source) : CheckUnchanged(index);
       }) {
@@ -106,7 +108,7 @@ Node::~Node() { Stop(); }
 void Node::Stop() {
   draining_ = true;
   stopping_ = true;
-  questions_.Stop();
+  queries_.Stop();
   if (coordinator_ != nullptr) coordinator_->Stop();
   if (follower_ != nullptr) follower_->Stop();
   catalog_.Stop();
@@ -166,7 +168,7 @@ absl::Status Node::ClaimRequestId(const std::string& request_id, const LoadReque
 }
 
 absl::StatusOr<std::optional<Catalog::Match>> Node::FindResident(const LoadRequest& request) {
-  // Memory that nobody uses goes to who waits for it, before somebody uses it again.
+  // Requests that wait for unused memory come before requests that would use it again.
   catalog_.MakeRoomForWaiting();
   const auto match = catalog_.FindMatch(request);
   if (!match.has_value()) return match;
@@ -204,7 +206,7 @@ absl::StatusOr<Node::Found> Node::FillMissing(const Catalog::Match& match,
     missing = coordinator_->FindMissing(match.name);
   } else {
     auto asked = follower_->FindMissing(match.name, Clock::now() + kFindMissingDeadline);
-    // Without a leader nobody knows: Propose waits for it.
+    // Without a leader the answer is not known. Propose waits for one.
     if (asked.status().code() == absl::StatusCode::kUnavailable) asked = std::set<uint32_t>{0};
     CKPTD_RETURN_IF_ERROR(asked.status());
     missing = *std::move(asked);
@@ -213,7 +215,7 @@ absl::StatusOr<Node::Found> Node::FillMissing(const Catalog::Match& match,
     catalog_.Complete(match.name);
     return Found{match.name, true};
   }
-  Log(LogLevel::kInfo, "{}: rank {} has no shard of it and is to be filled again", match.name,
+  Log(LogLevel::kInfo, "{}: rank {} has no shard of it and is filled again", match.name,
       fmt::join(missing, ", "));
   LoadRequest again = match.request;
   again.timeout = request.timeout;
@@ -233,14 +235,14 @@ absl::StatusOr<Node::Found> Node::FindOrLoad(const LoadRequest& request) {
     return found;
   }
   if (match->gathering) {
-    // Whoever asked first may be in more of a hurry: the leader waits for the last of them.
+    // An earlier request may have had a shorter deadline; the leader waits for the latest one.
     LoadRequest again = request;
     again.statement = match->statement;
     CKPTD_ASSIGN_OR_RETURN(std::string name, Propose(again));
     const bool same = name == match->name;
     return Found{std::move(name), same};
   }
-  // By rank each trainer asks for its own; and who takes an EXCLUSIVE shard leaves none behind.
+  // In rank form each trainer asks for its own shard. An EXCLUSIVE shard is not there for others.
   const bool for_all = !IsRankForm(request) && request.intended != AttachMode::kExclusive;
   if (match->active && for_all && options_.identity.world_size > 1) {
     return FillMissing(*match, request);
@@ -264,7 +266,7 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
   }
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     CKPTD_ASSIGN_OR_RETURN(found, FindOrLoad(request));
-    // What was found may have been evicted meanwhile.
+    // The checkpoint that was found may have been evicted meanwhile.
     if (!hold || catalog_.KeepFor(found.name, request_id)) break;
   }
   if (!request_id.empty()) {
@@ -280,8 +282,8 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
 
 absl::StatusOr<OpenedCheckpoint> Node::Inspect(const std::string& source, const CallContext& asker) {
   CKPTD_RETURN_IF_ERROR(CheckSource("inspecting", source));
-  return questions_.Ask<OpenedCheckpoint>([source] { return OpenWithRemarks(source); }, asker,
-                                          "inspecting " + source);
+  return queries_.Ask<OpenedCheckpoint>([source] { return OpenWithRemarks(source); }, asker,
+                                        "inspecting " + source);
 }
 
 absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, const CallContext& asker) {
@@ -289,13 +291,13 @@ absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, const CallConte
   const auto plan = [request, own = options_.identity.rank, deadline = asker.deadline] {
     return PlanDry(request, own, deadline);
   };
-  return questions_.Ask<GroupPlan>(plan, asker, "planning " + request.source);
+  return queries_.Ask<GroupPlan>(plan, asker, "planning " + request.source);
 }
 
 absl::StatusOr<DeviceMap> Node::Plan(const DeviceMapRequest& request, const CallContext& asker) {
   CKPTD_RETURN_IF_ERROR(CheckSource("planning", request.source));
-  return questions_.Ask<DeviceMap>([request] { return PlanDevices(request); }, asker,
-                        "planning devices for " + request.source);
+  return queries_.Ask<DeviceMap>([request] { return PlanDevices(request); }, asker,
+                                 "planning devices for " + request.source);
 }
 
 absl::StatusOr<Node::Verification> Node::Compare(const std::string& name,
@@ -311,7 +313,7 @@ absl::StatusOr<Node::Verification> Node::Compare(const std::string& name,
     ++result.tensors;
     CKPTD_ASSIGN_OR_RETURN(const uint64_t digest,
                            DigestInSlab(*view, tensor.offset, tensor.bytes));
-    // One without bytes may begin where the next one does.
+    // A tensor without bytes may have the offset of the next one.
     const bool spoilt = tensor.bytes > 0 && dirty.count(tensor.offset) > 0;
     if (spoilt || digest != held.shard->digests[i]) {
       result.mismatched.push_back(tensor.name);
@@ -320,7 +322,7 @@ absl::StatusOr<Node::Verification> Node::Compare(const std::string& name,
       result.files.push_back(read ? shard.paths[shard.file_of[i]] : "");
     }
   }
-  // Who took it meanwhile may have written it already.
+  // A client that took the shard meanwhile may have written to it already.
   if (held.memory->GivenUp()) return TakenMeanwhile(name);
   return result;
 }
@@ -332,13 +334,13 @@ absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, const C
                      fmt::format("verifying {}: it was loaded without digests; load it with them",
                                  name));
   }
-  return questions_.Ask<Verification>([held, name] { return Compare(name, held); }, asker,
-                           "verifying " + name);
+  return queries_.Ask<Verification>([held, name] { return Compare(name, held); }, asker,
+                                    "verifying " + name);
 }
 
 absl::StatusOr<bool> Node::CancelLoad(const std::string& name) {
   const Deadline deadline = Clock::now() + kCancelDeadline;
-  Log(LogLevel::kInfo, "{}: its load is to be cancelled, on every rank", name);
+  Log(LogLevel::kInfo, "{}: its load is being cancelled on every rank", name);
   CKPTD_RETURN_IF_ERROR(coordinator_ != nullptr
                             ? coordinator_->CancelFor(options_.identity.rank, name)
                             : follower_->CancelLoad(name, deadline));
@@ -431,7 +433,7 @@ absl::Status Node::CheckGroupEpoch(uint64_t epoch) {
 absl::StatusOr<PrepareReply> Node::Prepare(const PrepareCall& call, Deadline deadline) {
   CKPTD_RETURN_IF_ERROR(CheckGroupEpoch(call.epoch));
   CKPTD_RETURN_IF_ERROR(CheckNotDraining());
-  // By the time the worker gets to it, the leader may have given the load up.
+  // By the time the worker gets to it, the leader may have ended the load.
   const uint64_t since = catalog_.Tick();
   return Await(load_worker_.Submit([this, call, since] { return rank_side_.Prepare(call, since); }),
                deadline, "preparing " + call.name);
@@ -454,7 +456,8 @@ absl::StatusOr<ReadReport> Node::Read(const ExecuteCall& call) {
 }
 
 absl::StatusOr<ReadReport> Node::EndPart(absl::StatusOr<ReadReport> report) {
-  // Behind what has failed and before the next load, and nobody who is to hear of it waits.
+  // The teardown comes after the failed load and before the next one, when nobody waits for the
+  // error any more.
   if (!report.ok()) load_worker_.Post([this] { comms_.AwaitTeardown(); });
   return report;
 }

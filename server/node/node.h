@@ -1,6 +1,5 @@
-// One daemon without its sockets: what the RPC services call. Owns the catalog,
-// the leases, the workers, and either leads the group (rank 0) or follows it.
-// Thread-safe.
+// One daemon without its sockets: what the RPC services call. Owns the catalog, the leases and
+// the workers. Leads the group (rank 0) or follows it. Daemon owns it. Thread-safe.
 #ifndef CKPTD_SERVER_NODE_NODE_H_
 #define CKPTD_SERVER_NODE_NODE_H_
 
@@ -36,31 +35,31 @@ class Node {
     MemberIdentity identity;
     std::string memory_endpoint;
     ReadingOptions reading;
-    ReaderPolicy reader = ReaderPolicy::kRank0;  // the leader's decides
+    ReaderPolicy reader = ReaderPolicy::kRank0;  // the leader's setting counts
     std::chrono::nanoseconds heartbeat_interval = std::chrono::seconds(1);
     std::chrono::nanoseconds heartbeat_timeout = std::chrono::seconds(5);
-    // Makes the link to another rank: the leader's to its members, a reader's to whom
-    // it sends bytes. Members: the link to the leader.
+    // Makes the link to another rank, for the leader to call members and for a reader to send
+    // bytes. `leader`: on members, the link to the leader.
     Membership::LinkFactory connect;
     std::shared_ptr<LeaderLink> leader;
-    // Told the group's secret whenever it changes (members only).
+    // Called with the group's secret whenever it changes (members only).
     std::function<void(const std::string&)> on_secret;
-    // Called when nothing new is taken from now on.
+    // Called when the daemon accepts no new work any more.
     std::function<void()> on_drain = [] {};
-    std::map<std::string, std::string> config;  // effective, for info
-    std::string tier_reason;                    // why shards live where they do, for info
-    // Makes communicators with other GPUs; null: none, because of `no_comms`.
+    std::map<std::string, std::string> config;  // effective settings, for info
+    std::string tier_reason;                    // why shards are in this memory, for info
+    // Makes communicators with other GPUs. Null: none, and `no_comms` is the reason.
     GroupComms* comms = nullptr;
     std::string no_comms;
-    bool keep_comm = true;  // between loads
-    // Host memory for pristine copies of what clients take over; null: none.
+    bool keep_comm = true;  // keep the communicator between loads
+    // Host memory for pristine copies of shards that clients take over. Null: none.
     MemoryBackend* host_tier = nullptr;
-    // What `backend` keeps ready, and the host tier; no nulls.
+    // The memory that `backend` and the host tier keep ready. Not null.
     std::vector<ReadyMemory*> ready;
-    // Lets go of memory of other daemons that they have given back. Called on the load worker.
+    // Unmaps memory that other daemons have given back. Called on the load worker.
     std::function<void()> drop_released = [] {};
   };
-  // Seams outlive the node.
+  // The seams must outlive the node.
   Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options);
   ~Node();
 
@@ -70,10 +69,10 @@ class Node {
     bool resident = false;
     std::vector<std::string> differs;
   };
-  // `hold`: whether the client will acquire it, and it is kept from eviction for that.
+  // `hold`: the client will acquire the shard, so it is kept from eviction for a while.
   absl::StatusOr<LoadReply> Load(LoadRequest request, const std::string& request_id,
                                  bool hold = true);
-  // Errors of Questions, too.
+  // Errors: also those of QueryQueue::Ask.
   absl::StatusOr<OpenedCheckpoint> Inspect(const std::string& source, const CallContext& asker);
   // As PlanDry.
   absl::StatusOr<GroupPlan> Plan(const LoadRequest& request, const CallContext& asker);
@@ -82,18 +81,18 @@ class Node {
     uint64_t tensors = 0;
     uint64_t bytes = 0;
     std::vector<std::string> mismatched;
-    std::vector<std::string> files;  // of each, where it was read from; empty: from none
+    std::vector<std::string> files;  // of each tensor, the file that it was read from; may be empty
   };
   absl::StatusOr<Verification> Verify(const std::string& name, const CallContext& asker);
   struct Unloaded {
     uint64_t freed_bytes = 0;
     bool cancelled = false;  // it was LOADING, and has failed on every rank
   };
-  // As Catalog::Unload; the host tier gives its copy up, too. With `force`, one that is LOADING
-  // is cancelled instead: DEADLINE when that has not ended it within seconds, and RANK_LOST
-  // where the leader cannot be told.
+  // As Catalog::Unload. The host tier drops its copy, too. With `force`, a checkpoint that is
+  // LOADING is cancelled. Errors then: DEADLINE if the load has not ended within seconds,
+  // RANK_LOST if the leader cannot be reached.
   absl::StatusOr<Unloaded> Unload(const std::string& name, bool force, bool idle = false);
-  // What trainers authenticate their own words to each other with; see trainer_key.h. Errors:
+  // The key with which trainers authenticate messages to each other; see trainer_key.h. Errors:
   // RANK_MISSING on a member that has not joined.
   absl::StatusOr<std::string> TrainerKey() const;
   Catalog& catalog() { return catalog_; }
@@ -102,9 +101,10 @@ class Node {
 
   // --- operators ---
   void Drain();
-  // Gives memory that no checkpoint needs back to the system: its bytes, the host tier's too.
+  // Gives memory that no checkpoint needs back to the system, also the host tier's. Returns its
+  // bytes.
   uint64_t Trim();
-  // Lets go, behind the loads that run, of memory that other daemons have given back. Does not
+  // Unmaps memory that other daemons have given back, after the loads in progress. Does not
   // block.
   void DropReleased();
   absl::Status CheckNotDraining() const;
@@ -119,8 +119,8 @@ class Node {
     uint64_t host_tier_used = 0;
     std::string tier;
     std::string tier_reason;
-    std::string device;  // UUID of the GPU; empty: host memory
-    std::vector<MemberState> members;  // leader only
+    std::string device;                // UUID of the GPU; empty: host memory
+    std::vector<MemberState> members;  // on the leader only
   };
   Info GetInfo() const;
   std::string device() const { return backend_.device(); }
@@ -129,54 +129,54 @@ class Node {
   bool WaitReady(Deadline deadline) const;
 
   // --- peers ---
-  // Null on members, which lead nothing.
+  // Null on members.
   Coordinator* coordinator() { return coordinator_.get(); }
-  // Shown to other ranks' memory sockets and with bytes that are sent to them;
-  // empty on a member that has not joined.
+  // Shown to other ranks' memory sockets, and sent with bytes to other ranks. Empty on a member
+  // that has not joined.
   std::string group_secret() const;
-  // Another rank is about to send bytes of a load. Thread-safe, does not block.
-  // Errors: TOKEN_INVALID, EPOCH_CHANGED, CHECKPOINT_NOT_FOUND.
+  // Another rank is about to send bytes of a load. Thread-safe, does not block. Errors:
+  // TOKEN_INVALID, EPOCH_CHANGED, CHECKPOINT_NOT_FOUND.
   absl::StatusOr<std::shared_ptr<PreparedLoad>> Receive(const SinkCall& call);
-  // Run on the load worker; a call that cannot start by the deadline fails.
+  // These run on the load worker. A call that cannot start by the deadline fails.
   absl::StatusOr<PrepareReply> Prepare(const PrepareCall& call, Deadline deadline);
   absl::Status Clear(const std::string& name, Deadline deadline);
-  // Reads what the leader asks this rank to read. Errors: those of reading; a source
-  // that is not the leader's here.
+  // Reads what the leader asks this rank to read. Errors: those of reading, and of a source that
+  // differs from the leader's.
   absl::StatusOr<ReadReport> Read(const ExecuteCall& call);
-  // Takes what a communicator brings to this rank, which reads nothing.
+  // Receives what a communicator carries to this rank, which reads nothing.
   absl::Status ReceiveScatter(const ExecuteCall& call);
   absl::Status Commit(const CommitCall& call, Deadline deadline);
   void GiveBack(const std::string& name) { rank_side_.GiveBack(name); }
   void Abort(const std::string& name, const absl::Status& why) { rank_side_.Abort(name, why); }
-  // The leader's stream of a load broke in the middle of a transfer; `deadline` of that load.
+  // The leader's stream of a load broke during a transfer. `deadline`: the load's.
   void LeaderLost(const std::string& name, Deadline deadline);
 
-  // Refuses everything new, ends watches, aborts loads.
+  // Refuses new calls, ends watches, aborts loads.
   void Stop();
 
  private:
-  // Its digests beside what the memory has now. TAKEN when a client took it meanwhile.
+  // Compares the digests with those of the memory now. TAKEN if a client took it meanwhile.
   static absl::StatusOr<Verification> Compare(const std::string& name, const Catalog::Held& held);
   absl::StatusOr<std::string> Propose(LoadRequest request);
-  // The checkpoint that `request` leads to, and whether it was there: on all ranks, where it is
-  // for all.
+  // The checkpoint that answers `request`, and whether it was already there (on all ranks, if it
+  // is for all).
   struct Found {
     std::string name;
     bool resident = false;
     std::vector<std::string> differs = {};
   };
   absl::StatusOr<Found> FindOrLoad(const LoadRequest& request);
-  // By rule: has the ranks filled that do not hold their shard of what matches here.
+  // In rule form: fills the ranks that do not hold their shard of the match.
   absl::StatusOr<Found> FillMissing(const Catalog::Match& match, const LoadRequest& request);
   // The resident checkpoint that answers the request, if its files are unchanged.
   absl::StatusOr<std::optional<Catalog::Match>> FindResident(const LoadRequest& request);
   absl::Status ClaimRequestId(const std::string& request_id, const LoadRequest& request,
                               std::string& known_name);
   absl::Status CheckGroupEpoch(uint64_t epoch);
-  // Whether that has ended the load; it may have become ACTIVE before.
+  // Returns whether this has ended the load. The load may have become ACTIVE before.
   absl::StatusOr<bool> CancelLoad(const std::string& name);
   MemberReading PartsOfReading();
-  // The end of this rank's part of a load: of one that failed the communicator is seen to.
+  // Ends this rank's part of a load. After an error, tears its communicator down.
   absl::StatusOr<ReadReport> EndPart(absl::StatusOr<ReadReport> report);
 
   const Options options_;
@@ -201,8 +201,8 @@ class Node {
   std::map<std::string, Remembered> requests_ ABSL_GUARDED_BY(requests_mutex_);
   uint64_t request_order_ ABSL_GUARDED_BY(requests_mutex_) = 0;
   SourceChecker lookups_;
-  // Workers are destroyed before what their tasks use.
-  QueryQueue questions_;
+  // Destroyed before the objects that their tasks use.
+  QueryQueue queries_;
   Worker load_worker_;
   std::unique_ptr<Membership> membership_;
   std::unique_ptr<Coordinator> coordinator_;

@@ -1,4 +1,4 @@
-// Questions of clients that may take long: inspections, dry runs, verifications.
+// Runs queries of clients that may take long: inspections, dry runs, verifications.
 #ifndef CKPTD_SERVER_NODE_QUERY_QUEUE_H_
 #define CKPTD_SERVER_NODE_QUERY_QUEUE_H_
 
@@ -16,24 +16,24 @@
 
 namespace ckptd {
 
-// Who waits for an answer.
+// The caller that waits for an answer.
 struct CallContext {
   CallContext(Deadline until) : deadline(until) {}
   CallContext(Deadline until, std::function<bool()> has_gone)
       : deadline(until), gone(std::move(has_gone)) {}
   Deadline deadline;
-  std::function<bool()> gone = [] { return false; };  // asked now and then
+  std::function<bool()> gone = [] { return false; };  // polled now and then
 };
 
-// Answers them one after the other, beside loads. Thread-safe.
+// Answers queries one after the other, concurrently with loads. Node owns it. Thread-safe.
 class QueryQueue {
  public:
-  // That wait or are being answered: each holds a thread of its server.
+  // Most queries at a time, waiting or running: each occupies a thread of its server.
   static constexpr int kMost = 32;
 
-  // Waits for the answer, `doing` starts errors: DeadlineExceeded DEADLINE, also when the asker
-  // has gone, and ResourceExhausted INVALID_REQUEST where too many wait. A question that nobody
-  // waits for any more is not answered, unless that has begun.
+  // Runs `question` and waits for the answer. `doing` is the beginning of errors. Errors:
+  // DeadlineExceeded DEADLINE, also if the caller has gone; ResourceExhausted INVALID_REQUEST if
+  // too many wait. A query whose caller has gone is not run, unless it has begun.
   template <typename T>
   absl::StatusOr<T> Ask(std::function<absl::StatusOr<T>()> question, const CallContext& asker,
                         const std::string& doing) {
@@ -52,7 +52,7 @@ class QueryQueue {
     const bool answered = answer.wait_for(kPoll * 0) == std::future_status::ready;
     return answered ? answer.get() : NoAnswer(doing);
   }
-  // Those that wait are answered no more.
+  // Waiting queries are not run any more.
   void Stop() { stopping_ = true; }
 
  private:

@@ -1,4 +1,4 @@
-// The key by which trainers know each other's words. Pure.
+// The key with which trainers of a group authenticate messages to each other. Pure.
 #ifndef CKPTD_SERVER_NODE_TRAINER_KEY_H_
 #define CKPTD_SERVER_NODE_TRAINER_KEY_H_
 
@@ -7,8 +7,8 @@
 
 namespace ckptd {
 
-// HMAC-SHA256 of a fixed label under the group's secret: 32 bytes, the same on every rank. Who has
-// it learns nothing of the secret, with which memory of other ranks could be had.
+// HMAC-SHA256 of a fixed label under the group's secret: 32 bytes, the same on every rank. The
+// key does not reveal the secret, which gives access to other ranks' memory.
 std::string DeriveTrainerKey(std::string_view group_secret);
 
 }  // namespace ckptd

@@ -40,7 +40,7 @@ absl::StatusOr<IoMode> ParseReadWay(std::string_view text);
 // How a daemon reads storage, and reaches other ranks.
 struct ReadingOptions {
   unsigned threads = 0;  // 0: one per core
-  IoMode way = IoMode::kAuto;
+  IoMode io_mode = IoMode::kAuto;
   CommChoice comm = CommChoice::kAuto;  // the leader's decides
 };
 

@@ -26,9 +26,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr int kBacklog = 4096;  // a burst of ranks must not be turned away; the kernel caps it
-constexpr int kRound = 64;      // connections, between two looks at whether to stop
-// Where there are no descriptors poll would report the backlog again at once.
+constexpr int kBacklog = 4096;  // so that many ranks may connect at once; the kernel caps it
+constexpr int kRound = 64;      // connections between two checks whether to stop
+// If the process is out of descriptors, poll would report the backlog again at once.
 constexpr milliseconds kPause{100};
 constexpr std::chrono::seconds kBetweenWarnings{10};
 
@@ -54,7 +54,7 @@ absl::StatusOr<std::unique_ptr<addrinfo, void (*)(addrinfo*)>> Resolve(const std
   return std::unique_ptr<addrinfo, void (*)(addrinfo*)>(raw, ::freeaddrinfo);
 }
 
-// What accept() gives has these, too.
+// Sockets from accept() inherit these options.
 bool SetOptions(int socket, int family) {
   const int on = 1;
   const int off = 0;
@@ -64,7 +64,7 @@ bool SetOptions(int socket, int family) {
           ::setsockopt(socket, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off)) == 0);
 }
 
-// errno tells why it is not valid.
+// Invalid on an error, which errno has.
 UniqueFd Listening(int family, const sockaddr* address, socklen_t bytes) {
   UniqueFd socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket.valid() || !SetOptions(socket.get(), family) ||
@@ -158,13 +158,14 @@ milliseconds Acceptor::AcceptSome() {
   return milliseconds(0);
 }
 
-// A new descriptor has the lowest number that is free: so many are open.
+// A new descriptor has the lowest free number, so its number tells how many are open.
 bool Acceptor::MayKeep(const UniqueFd& connection) {
   rlimit limit = {};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return true;
   const rlim_t most = limit.rlim_cur - limit.rlim_cur / 4;
   if (static_cast<rlim_t>(connection.get()) < most) return true;
-  Warn(fmt::format("connections are closed, for {} of {} descriptors are open", connection.get(),
+  Warn(fmt::format("connections are closed, because {} of {} "
+                   "descriptors are open", connection.get(),
                    limit.rlim_cur));
   return false;
 }

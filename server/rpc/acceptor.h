@@ -1,6 +1,6 @@
-// The listening sockets of gRPC servers. gRPC's own listener stops for ever at the first
-// connection for which the process has no descriptor, and nobody is told: it is given
-// connections instead.
+// The listening sockets of gRPC servers. gRPC's own listener stops forever, without an error, at
+// the first connection for which the process has no descriptor. So this accepts connections and
+// gives them to gRPC.
 #ifndef CKPTD_SERVER_RPC_ACCEPTOR_H_
 #define CKPTD_SERVER_RPC_ACCEPTOR_H_
 
@@ -17,26 +17,27 @@ namespace ckptd {
 
 struct TcpListener {
   UniqueFd socket;  // non-blocking, close-on-exec
-  int port = 0;     // that was bound
+  int port = 0;     // the port that was bound
 };
 
-// Listens at "host:port" or "[host]:port"; port 0: any. "[::]" is every address of both
-// kinds, where this machine has both. Errors: FailedPrecondition CONFIG_INVALID where the
-// address cannot be bound.
+// Listens at "host:port" or "[host]:port"; port 0: any. "[::]" means every IPv4 and IPv6 address
+// that this machine has. Errors: FailedPrecondition CONFIG_INVALID if the address cannot be
+// bound.
 absl::StatusOr<TcpListener> ListenTcp(const std::string& address);
 
-// Takes connections on a thread of its own. Where they have used up three quarters of this
-// process's descriptors, further ones are closed at once: the rest stays for its work.
+// Accepts connections on a thread of its own. If they have used up three quarters of this
+// process's descriptors, further ones are closed at once, so that the daemon can go on working.
+// GrpcServer owns it.
 class Acceptor {
  public:
-  // Owns the connection: non-blocking, close-on-exec.
+  // Gets each connection and owns it: non-blocking, close-on-exec.
   using Take = std::function<void(UniqueFd connection)>;
 
-  // `listener` is non-blocking, stays the caller's, and outlives the acceptor. `address` is for
-  // people. Errors: ResourceExhausted without a thread or a descriptor.
+  // `listener` must be non-blocking and outlive the acceptor; the caller owns it. `address` is
+  // for people. Errors: ResourceExhausted without a thread or a descriptor.
   static absl::StatusOr<std::unique_ptr<Acceptor>> Start(int listener, std::string address,
                                                          Take take);
-  // No connection is taken afterwards.
+  // No connection is accepted afterwards.
   ~Acceptor();
   Acceptor(const Acceptor&) = delete;
   Acceptor& operator=(const Acceptor&) = delete;
@@ -44,7 +45,7 @@ class Acceptor {
  private:
   Acceptor(int listener, std::string address, Take take, UniqueFd wake);
   void Loop();
-  // One round: how long to leave the listener alone.
+  // Accepts some connections. Returns how long to ignore the listener then.
   std::chrono::milliseconds AcceptSome();
   bool MayKeep(const UniqueFd& connection);
   void Warn(const std::string& why);
@@ -52,8 +53,8 @@ class Acceptor {
   const int listener_;
   const std::string address_;
   const Take take_;
-  const UniqueFd wake_;  // eventfd: stop
-  std::chrono::steady_clock::time_point quiet_until_;  // no warning before
+  const UniqueFd wake_;                                // eventfd: stop
+  std::chrono::steady_clock::time_point quiet_until_;  // no warning before this time
   std::thread thread_;
 };
 

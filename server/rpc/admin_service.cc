@@ -14,10 +14,10 @@ namespace ckptd {
 namespace {
 
 constexpr std::chrono::milliseconds kDrainPoll{500};
-constexpr int kMaxAwaitingLeases = 16;  // each holds one of the server's threads
+constexpr int kMaxAwaitingLeases = 16;  // each occupies a server thread
 
 void FillMemory(const Node::Info& info, v1::MemoryInfo& out) {
-  // The backend says "host (why)".
+  // The backend returns "host (why)".
   const size_t open = info.tier.find(" (");
   out.set_tier(info.tier.substr(0, open));
   if (open != std::string::npos) out.set_why(info.tier.substr(open + 2, info.tier.size() - open - 3));
@@ -126,7 +126,7 @@ absl::StatusOr<size_t> AdminServiceImpl::AwaitLeases(const grpc::ServerContext& 
   Deadline slice;
   do {
     slice = std::min<Deadline>(deadline, Clock::now() + kDrainPoll);
-    left = node_.leases().WaitUntilEmpty(slice);  // ends early where the daemon stops
+    left = node_.leases().WaitUntilEmpty(slice);  // ends early if the daemon stops
   } while (left > 0 && Clock::now() >= slice && slice < deadline && !context.IsCancelled());
   room();
   return left;
@@ -136,7 +136,7 @@ grpc::Status AdminServiceImpl::DrainDaemon(grpc::ServerContext* context,
                                            const v1::DrainDaemonRequest* request,
                                            v1::DrainDaemonResponse* response) {
   node_.Drain();
-  Log(LogLevel::kInfo, "draining: nothing new is taken");
+  Log(LogLevel::kInfo, "draining: no new work is accepted");
   size_t left = node_.leases().List().size();
   if (request->has_timeout()) {
     const auto longest = std::min<std::chrono::nanoseconds>(FromProto(request->timeout()),

@@ -41,7 +41,8 @@ class AdminServiceImpl final : public v1::AdminService::Service {
                            v1::SetLogLevelResponse* response) override;
 
  private:
-  // Leases that are left at the deadline, or when the client or this daemon goes.
+  // Waits for leases to end. Returns how many are left at the deadline, or when the client or
+  // this daemon ends.
   absl::StatusOr<size_t> AwaitLeases(const grpc::ServerContext& context, Deadline deadline);
 
   Node& node_;

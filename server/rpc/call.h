@@ -31,7 +31,8 @@ inline absl::StatusOr<size_t> PositionFrom(const std::string& token, size_t size
   if (token.empty()) return size_t{0};
   if (error == std::errc() && stop == end && position <= size) return position;
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                   "reading page token \"" + token + "\": not one this call gave; begin with none");
+                   "reading page token \"" + token +
+                       "\": it is not from this call; begin without one");
 }
 
 }  // namespace ckptd

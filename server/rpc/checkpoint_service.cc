@@ -22,17 +22,19 @@ namespace {
 constexpr std::chrono::minutes kLongCall{10};
 constexpr std::chrono::milliseconds kWatchPoll{500};
 constexpr std::chrono::milliseconds kWatchPeriod{100};
-// So that who watches can tell a load that waits from a daemon that stands still.
+// Messages come at least this often, so that a watcher can tell a waiting load from a stalled
+// daemon.
 constexpr std::chrono::seconds kWatchSilence{2};
-// Ranks hear one after the other that a load has ended: for one that asks at once.
+// A client that asks at once waits this long, because ranks learn one after the other that a load
+// has ended.
 constexpr std::chrono::seconds kEndTravels{1};
-// For the leader to hear of a failure before its client goes on.
+// Time for the leader to learn of a failure before its client goes on.
 constexpr std::chrono::seconds kFailureTravels{2};
-constexpr int kMaxAwaitingEnd = 16;  // each holds one of the server's threads
-// A watch holds a server thread.
+constexpr int kMaxAwaitingEnd = 16;  // each occupies a server thread
+// Each watch occupies a server thread.
 constexpr int kMaxWatchers = 64;
 
-// A client that has gone waits for nothing.
+// The caller, and whether it has gone: then nobody needs the answer.
 CallContext AskerOf(const grpc::ServerContext& context) {
   return {DeadlineOf(context, kLongCall), [&context] { return context.IsCancelled(); }};
 }
@@ -69,7 +71,8 @@ v1::PlanLoadResponse PlanReply(const GroupPlan& plan) {
 
 bool Accepts(const v1::AcquireShardRequest& request, HandleKind kind) {
   const auto& kinds = request.accepted_kinds();
-  // Who opens memory that must not be written, and that goes with us, has to know it.
+  // A client must accept CUDA IPC explicitly. It must not write such memory, which ends with this
+  // daemon.
   if (kinds.empty()) return kind != HandleKind::kCudaIpc;
   return std::find(kinds.begin(), kinds.end(), static_cast<int>(kind)) != kinds.end();
 }
@@ -89,7 +92,7 @@ std::string_view WhatToTry(HandleKind kind) {
 
 }  // namespace
 
-// Further pages come from the index of the first one, and cost no opening.
+// Further pages come from the index of the first one, without opening the source again.
 absl::Status CheckpointServiceImpl::Inspect(const v1::InspectCheckpointRequest& request,
                                             const CallContext& asker,
                                             v1::InspectCheckpointResponse* response) {
@@ -183,7 +186,7 @@ absl::Status CheckpointServiceImpl::Watch(
     }
     if (ended) return absl::OkStatus();
     CKPTD_RETURN_IF_ERROR(node_.CheckNotDraining());
-    // At most ten messages a second; the end is told at once.
+    // At most ten messages a second. The end is sent at once.
     node_.catalog().WatchEnd(name, Clock::now() + kWatchPeriod);
   }
   return absl::OkStatus();
@@ -296,7 +299,7 @@ absl::Status CheckpointServiceImpl::Acquire(const grpc::ServerContext& context,
   CKPTD_ASSIGN_OR_RETURN(const AttachMode mode, FromProto(request.mode()));
   CKPTD_RETURN_IF_ERROR(CheckKind(request));
   AwaitEnd(request.name());
-  // Nobody would give back a lease opened for a client that has gone meanwhile.
+  // A client that has gone would never release the lease.
   if (context.IsCancelled()) return absl::CancelledError("acquiring: the client has gone");
   CKPTD_ASSIGN_OR_RETURN(const LeaseTable::Ticket ticket,
                          node_.leases().Open(request.name(), mode, request.load_request_id()));

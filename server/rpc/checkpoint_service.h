@@ -16,7 +16,7 @@ namespace ckptd {
 class CheckpointServiceImpl final
     : public v1::CheckpointService::WithCallbackMethod_JoinLoad<v1::CheckpointService::Service> {
  public:
-  // `fd_socket` is the path told to clients. `node` outlives the service.
+  // Clients are told the path `fd_socket`. `node` must outlive the service.
   CheckpointServiceImpl(Node& node, std::string fd_socket)
       : node_(node), fd_socket_(std::move(fd_socket)) {}
 
@@ -62,7 +62,7 @@ class CheckpointServiceImpl final
                            v1::PlanLoadResponse& response);
   absl::Status Acquire(const grpc::ServerContext& context, const v1::AcquireShardRequest& request,
                        v1::AcquireShardResponse* response);
-  // Waits a moment for a load that may just be ending; not where many do.
+  // Waits briefly for a load that may be ending, unless many calls do.
   void AwaitEnd(const std::string& name);
   absl::Status CheckKind(const v1::AcquireShardRequest& request) const;
   void FillHandle(const ShardMemory& memory, AttachMode mode,
@@ -75,7 +75,7 @@ class CheckpointServiceImpl final
   std::atomic<int> watchers_ = 0;
   std::atomic<int> awaiting_end_ = 0;
   Mutex inspected_mutex_;
-  // Of an inspection whose last page has not been asked for.
+  // Index of an inspection whose last page was not yet requested.
   std::shared_ptr<const CheckpointIndex> inspected_ ABSL_GUARDED_BY(inspected_mutex_);
 };
 

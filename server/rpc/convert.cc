@@ -36,7 +36,7 @@ google::protobuf::Duration ToProto(std::chrono::nanoseconds duration) {
 }
 
 std::chrono::nanoseconds FromProto(const google::protobuf::Duration& duration) {
-  // Before the sum, so that a hostile value does not overflow; and after it, because
+  // Checked before the sum, so that a hostile value does not overflow, and after it, because
   // hostile nanoseconds make whole seconds.
   constexpr std::chrono::seconds kMost{1'000'000'000};
   const std::chrono::seconds seconds(
@@ -156,7 +156,7 @@ absl::StatusOr<AttachMode> FromProto(v1::AttachMode mode) {
   if (mode == v1::ATTACH_MODE_UNSPECIFIED) return AttachMode::kShared;
   if (v1::AttachMode_IsValid(mode)) return static_cast<AttachMode>(mode);
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                   fmt::format("reading the attach mode: {} is none; use SHARED, PRIVATE or "
+                   fmt::format("reading the attach mode: {} is unknown; use SHARED, PRIVATE or "
                                "EXCLUSIVE",
                                static_cast<int>(mode)));
 }
@@ -167,7 +167,7 @@ absl::StatusOr<std::optional<HandleKind>> FromProto(v1::HandleKind kind) {
   if (kind == v1::HANDLE_KIND_UNSPECIFIED) return std::nullopt;
   if (v1::HandleKind_IsValid(kind)) return static_cast<HandleKind>(kind);
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                   fmt::format("reading the kind of handle: {} is none that this daemon knows; use "
+                   fmt::format("reading the kind of handle: {} is unknown to this daemon; use "
                                "MEMFD, VMM_FD or CUDA_IPC, or leave it out",
                                static_cast<int>(kind)));
 }
@@ -178,7 +178,7 @@ v1::HandleKind ToProto(std::optional<HandleKind> kind) {
 
 namespace {
 
-// What any message says of what is to be planned.
+// The fields that all messages about planning share.
 template <typename Message>
 absl::StatusOr<LoadRequest> Planned(const Message& request) {
   LoadRequest out;
@@ -188,7 +188,7 @@ absl::StatusOr<LoadRequest> Planned(const Message& request) {
   return out;
 }
 
-// What any message says of a load.
+// The fields that all messages about loading share.
 template <typename Message>
 absl::StatusOr<LoadRequest> Requested(const Message& request) {
   CKPTD_ASSIGN_OR_RETURN(LoadRequest out, Planned(request));

@@ -1,6 +1,5 @@
-// The only place that knows both worlds: domain values and ckptd.v1 messages.
-// Everything that comes from outside is checked here: sizes of columns, ranges of
-// indices, enum values. Pure functions.
+// Converts between domain values and ckptd.v1 messages. Only this code knows both. Foreign values
+// are checked here: sizes of columns, ranges of indices, enum values. Pure functions.
 #ifndef CKPTD_SERVER_RPC_CONVERT_H_
 #define CKPTD_SERVER_RPC_CONVERT_H_
 
@@ -44,8 +43,8 @@ absl::StatusOr<LayoutRequest> FromProto(const v1::Layout& layout);
 
 absl::StatusOr<LoadRequest> FromProto(const v1::LoadCheckpointRequest& request);
 absl::StatusOr<LoadRequest> FromProto(const v1::PlanLoadRequest& request);
-// Of a request that has a device map. Errors: ParseMaxMemory's; InvalidArgument
-// INVALID_REQUEST beside a layout.
+// For a request with a device map. Errors: ParseMaxMemory's; InvalidArgument INVALID_REQUEST if
+// it has a layout, too.
 absl::StatusOr<DeviceMapRequest> DeviceMapRequestFrom(const v1::PlanLoadRequest& request);
 v1::DeviceMap ToProto(const DeviceMap& map);
 v1::ProposeRequest ToProto(uint32_t rank, const LoadRequest& request);
@@ -79,16 +78,15 @@ Participant FromProto(const v1::LoadParticipant& participant);
 v1::JoinLoadResponse AnswerOf(const absl::Status& outcome);
 v1::ParticipantVerdict ToProto(const Verdict& verdict);
 Verdict FromProto(const v1::ParticipantVerdict& verdict);
-// As FromFailure, cut to what may travel to every rank.
+// As FromFailure, cut to a length that may be sent to every rank.
 absl::Status FailureFrom(const v1::Failure& failure,
                          const google::protobuf::Map<std::string, std::string>& facts);
 MemberIdentity IdentityFrom(const v1::JoinRequest& request);
 std::vector<ResidentCheckpoint> ResidentsFrom(const v1::JoinRequest& request);
 
-// Rows [begin, ...) of a shard's table, as many as `page_size` and the message
-// size allow (0: as many as fit); `next` is where the following page begins, 0
-// after the last. Rows are its tensors, then its flat parameters, then its
-// unexpected names.
+// Rows [begin, ...) of a shard's table, as many as `page_size` and the message size allow (0: as
+// many as fit). `next` is where the following page begins, 0 after the last. Rows are its
+// tensors, then its flat parameters, then its unexpected names.
 size_t TableRows(const Shard& shard);
 v1::TensorTable TensorPage(const Shard& shard, size_t begin, size_t page_size, size_t& next);
 

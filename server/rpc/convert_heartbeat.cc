@@ -19,8 +19,8 @@ v1::JoinResponse ToProto(const JoinReply& reply) {
 }
 
 JoinReply FromProto(const v1::JoinResponse& response) {
-  // What --heartbeat-interval and --heartbeat-timeout may be: else a member would never rest, or
-  // never notice that its leader is gone.
+  // The limits of --heartbeat-interval and --heartbeat-timeout. With other values a member would
+  // never pause, or never notice that its leader is gone.
   using Nanoseconds = std::chrono::nanoseconds;
   const auto interval =
       std::clamp<Nanoseconds>(FromProto(response.heartbeat_interval()),

@@ -1,4 +1,4 @@
-// Layouts of requests, which may say anything.
+// Converts layouts of requests. Their content is not trusted.
 #include <algorithm>
 #include <utility>
 
@@ -12,7 +12,7 @@
 namespace ckptd {
 namespace {
 
-// A statement of more than this is no model.
+// A request with more tensors than this is no model.
 constexpr int kMaxTensors = 4'000'000;
 constexpr size_t kMaxNameBytes = 64 * 1024;
 
@@ -45,7 +45,7 @@ absl::StatusOr<Sharding> ShardingFrom(const v1::Sharding& in) {
   return out;
 }
 
-// After the targets, whose members it marks.
+// Called after ReadTargets, because it marks the members among the targets.
 absl::Status ReadFlats(const v1::RankLayout& in, RankLayout& out) {
   if (in.flat_parameters_size() > in.names_size()) {
     return Invalid(fmt::format("it has {} flat parameters of {} tensors",
@@ -59,8 +59,8 @@ absl::Status ReadFlats(const v1::RankLayout& in, RankLayout& out) {
     const auto number = static_cast<uint32_t>(out.flats.size());
     for (int i = 0; i < flat.tensors_size(); ++i) {
       if (flat.tensors(i) >= out.targets.size() || out.targets[flat.tensors(i)].flat.has_value()) {
-        return Invalid(fmt::format("flat parameter {} names tensor {} of {}, which is none or a "
-                                   "member already",
+        return Invalid(fmt::format("flat parameter {} names tensor {} of {}, which does not exist "
+                                   "or is a member already",
                                    flat.name(), flat.tensors(i), out.targets.size()));
       }
       out.targets[flat.tensors(i)].flat = {number, flat.begins(i)};
@@ -75,7 +75,7 @@ absl::StatusOr<Dtype> DtypeFrom(int value) {
   return Invalid(fmt::format("dtype {} is unknown", value));
 }
 
-// The columns of `layout.targets`, before aliases.
+// Reads the columns of `layout.targets`, but not the aliases.
 absl::Status ReadTargets(const v1::RankLayout& in, RankLayout& out) {
   const int count = in.names_size();
   if (count > kMaxTensors || in.sharding_of_size() != count || in.dtypes_size() != count ||
@@ -156,7 +156,7 @@ absl::StatusOr<RankLayout> FromProto(const v1::RankLayout& in) {
   out.skip_missing = in.skip_missing();
   out.refuse_unexpected = in.refuse_unexpected();
   const auto by_name = [](const TargetSpec& a, const TargetSpec& b) { return a.name < b.name; };
-  // As clients of ours send them, and sorting what is sorted moves all of it.
+  // Our clients send them sorted, and sorting again would move all of them.
   if (!std::is_sorted(out.targets.begin(), out.targets.end(), by_name)) {
     std::stable_sort(out.targets.begin(), out.targets.end(), by_name);
   }
@@ -192,8 +192,8 @@ absl::StatusOr<LayoutRequest> FromProto(const v1::Layout& layout) {
       return LayoutRequest(std::make_shared<const RankLayout>(std::move(stated)));
     }
     default:
-      return Invalid("it has none; say fsdp:N, hsdp:RxS, replicate:N, layout rules as JSON, or "
-                     "state the tensors of the calling rank");
+      return Invalid("it has none; give fsdp:N, hsdp:RxS, replicate:N, layout rules as JSON, or "
+                     "the tensors of the calling rank");
   }
 }
 

@@ -10,24 +10,24 @@
 namespace ckptd {
 namespace {
 
-// Of what a client says: it travels to every rank, with each heartbeat.
+// Limits of what a client sends, because each heartbeat carries it to every rank.
 constexpr size_t kMostText = 2048;
 constexpr size_t kMostFacts = 16;
 constexpr size_t kMostName = 64;
-// Three characters for each byte that is none of UTF-8, and the scheme.
+// Bytes that are not UTF-8 take three characters each. The scheme comes in front.
 constexpr size_t kMostPathText = 3 * PATH_MAX + 16;
 constexpr std::chrono::hours kLongestBarrier{24};
 constexpr std::chrono::hours kOldest{24 * 365 * 10};
 
 std::string Bounded(const std::string& text, size_t most = kMostText) {
-  // Facts of a status end where this character is.
+  // This character separates the facts of a status.
   std::string out = SendableText(text, most);
   std::replace(out.begin(), out.end(), '\0', '?');
   return out;
 }
 
-// The path that a client names; empty for one that is longer than any path. One that was cut would
-// be another path.
+// The path that a client names. Empty if it is longer than any path; a cut path would be another
+// one.
 std::string PathFrom(const std::string& text) {
   std::string path = SourceOfText(text.size() > kMostPathText ? std::string() : text);
   const bool possible = path.size() <= PATH_MAX && path.find('\0') == std::string::npos;

@@ -12,7 +12,7 @@
 namespace ckptd {
 namespace {
 
-// As many readers as ranks, far more than any group has.
+// More readers than any group has ranks.
 constexpr uint32_t kMaxParts = 1 << 20;
 
 }  // namespace
@@ -63,8 +63,8 @@ absl::StatusOr<ReadOrder> FromProto(const v1::ReadOrder& order) {
     for (const int32_t rank : cohort.ranks()) {
       if (rank >= 0 && static_cast<uint32_t>(rank) < layout.world_size) continue;
       return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                       fmt::format("reading the leader's order: it has a statement of rank {} of "
-                                   "{}; run the same ckptd on every rank",
+                       fmt::format("reading the leader's order: it has a request of rank {} of {}; "
+                                   "run the same ckptd on every rank",
                                    rank, layout.world_size));
     }
     out.cohorts.push_back({std::make_shared<const RankLayout>(std::move(layout)),

@@ -19,13 +19,13 @@
 namespace ckptd {
 namespace {
 
-// Answers fit any socket buffer; a client that does not read loses its lease.
+// Answers fit any socket buffer. A client that does not read loses its lease.
 constexpr std::chrono::milliseconds kSendPatience{500};
 constexpr int kTickMs = 500;
-// How long to leave the backlog alone when this process is out of descriptors:
-// poll would report it again at once.
+// How long to ignore the backlog if this process is out of descriptors. Without a pause poll
+// would report the backlog again at once.
 constexpr int kPauseMs = 100;
-// Connections, between two looks at the others.
+// Connections to accept before other connections are served.
 constexpr size_t kAcceptedAtOnce = 64;
 
 // Header of every message, 16 bytes little-endian.
@@ -62,7 +62,7 @@ void SendError(int socket, const absl::Status& status) {
   std::memcpy(message.data(), &header, sizeof(header));
   std::memcpy(message.data() + sizeof(header), &length, sizeof(length));
   message += sentence;
-  // Nobody is owed an error that it does not read.
+  // A client that does not read its error does not matter.
   (void)SendWithFds(socket, std::as_bytes(std::span(message)), {}, Clock::now() + kSendPatience);
 }
 
@@ -81,7 +81,7 @@ FdServer::FdServer(LeaseTable& leases, UnixListener listener, UniqueFd wake)
     : leases_(leases),
       listener_(std::move(listener)),
       wake_(std::move(wake)),
-      max_unproven_(MostStrangers(kMaxUnproven)),
+      max_unproven_(MaxUnprovenConnections(kMaxUnproven)),
       thread_([this] { Loop(); }) {}
 
 FdServer::~FdServer() {
@@ -124,20 +124,20 @@ void FdServer::Loop() {
   for (Connection& connection : connections_) Close(connection);
 }
 
-// So many at a time: whoever has a lease, or brings a token, does not wait for all who come.
+// Accepts a limited number, so that clients with a lease or a token do not wait for all new ones.
 void FdServer::Accept() {
   for (size_t i = 0; i < kAcceptedAtOnce; ++i) {
     UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
       if (errno == ECONNABORTED || errno == EINTR) continue;
       if (errno == EAGAIN) return;
-      // Out of descriptors: who says nothing goes before who has just come.
+      // Out of descriptors: a silent connection is closed in favour of a new one.
       if (CloseOldestUnproven()) continue;
       paused_until_ = Clock::now() + std::chrono::milliseconds(kPauseMs);
       return;
     }
     const auto who = CredentialsOf(socket.get());
-    // The socket is 0600; a connection that root opened, or passed on, is fine.
+    // The socket is 0600. A connection that root has opened or passed on is accepted.
     if (!who.ok() || (who->uid != ::geteuid() && who->uid != 0)) {
       Log(LogLevel::kWarn, "fd socket: a client of another user was refused");
       continue;
@@ -148,7 +148,7 @@ void FdServer::Accept() {
 
 bool FdServer::Serve(Connection& connection) {
   if (connection.lease.empty()) return ReadToken(connection);
-  // A lease holder has nothing to say: data or hang-up, only the latter ends it.
+  // A lease holder has nothing to send. Data is ignored; a hang-up ends the lease.
   std::array<char, 64> ignored = {};
   const ssize_t n = ::recv(connection.socket.get(), ignored.data(), ignored.size(), 0);
   return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
@@ -176,7 +176,7 @@ bool FdServer::Answer(Connection& connection) {
   connection.lease = redeemed->lease;
   const absl::Status sent = SendDescriptors(connection.socket.get(), redeemed->handle.fds,
                                             Clock::now() + kSendPatience);
-  // Even when not all was sent: a client may write to what it has got.
+  // Done even if not everything was sent, because a client may write to the part that it got.
   leases_.HandedOver(connection.lease);
   if (!sent.ok()) Log(LogLevel::kWarn, "{}: {}", connection.lease, MessageOf(sent));
   return sent.ok();
@@ -198,7 +198,7 @@ bool FdServer::CloseOldestUnproven() {
 
 void FdServer::DropImpatient() {
   size_t unproven = 0;
-  // Newest first: past the limit, the oldest go.
+  // Newest first, so that the oldest ones are past the limit.
   for (auto at = connections_.rbegin(); at != connections_.rend(); ++at) {
     if (!at->socket.valid() || !at->lease.empty()) continue;
     if (++unproven > max_unproven_ || Clock::now() > at->patience) Close(*at);

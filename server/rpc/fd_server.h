@@ -1,6 +1,6 @@
-// The fd socket: trades one-time tokens for descriptors, and holds each lease for
-// as long as its connection lives. One thread, one poll loop: no client, however
-// slow or mute, makes another one wait. Protocol: proto/README.md.
+// The fd socket: exchanges one-time tokens for descriptors, and keeps each lease as long as its
+// connection. One thread with one poll loop: no slow or silent client makes another one wait. The
+// protocol is in proto/README.md.
 #ifndef CKPTD_SERVER_RPC_FD_SERVER_H_
 #define CKPTD_SERVER_RPC_FD_SERVER_H_
 
@@ -16,15 +16,15 @@
 
 namespace ckptd {
 
-// Destruction ends every lease and removes the socket file.
+// The daemon owns it. The destructor ends every lease and removes the socket file.
 class FdServer {
  public:
-  // Connections that have not shown a token yet: the oldest one goes when there
-  // are more, or more than a quarter of the limit of descriptors.
+  // Limit of connections that have not sent a token yet. Beyond it, or beyond a quarter of the
+  // descriptor limit, the oldest one is closed.
   static constexpr size_t kMaxUnproven = 256;
   static constexpr std::chrono::seconds kTokenPatience{5};
 
-  // `leases` outlives the server. Errors: those of UnixListener::Open.
+  // `leases` must outlive the server. Errors: those of UnixListener::Open.
   static absl::StatusOr<std::unique_ptr<FdServer>> Start(const std::string& path,
                                                          LeaseTable& leases);
   ~FdServer();
@@ -34,17 +34,17 @@ class FdServer {
  private:
   struct Connection {
     UniqueFd socket;
-    std::string token;  // as far as it has come
-    std::string lease;  // once redeemed
-    Deadline patience;  // for the token
+    std::string token;  // the part that has arrived
+    std::string lease;  // set once the token is redeemed
+    Deadline patience;  // deadline for the token
   };
 
   FdServer(LeaseTable& leases, UnixListener listener, UniqueFd wake);
   void Loop();
-  // Waits for events; false when the server stops.
+  // Waits for events. False when the server stops.
   bool Poll(std::vector<bool>& ready);
   void Accept();
-  // False when the connection has ended.
+  // False if the connection has ended.
   bool Serve(Connection& connection);
   bool ReadToken(Connection& connection);
   bool Answer(Connection& connection);
@@ -56,7 +56,7 @@ class FdServer {
   const UnixListener listener_;
   const UniqueFd wake_;  // eventfd: stop
   const size_t max_unproven_;
-  Deadline paused_until_;  // no connection is accepted before
+  Deadline paused_until_;  // no connection is accepted before this time
   std::vector<Connection> connections_;
   std::thread thread_;
 };

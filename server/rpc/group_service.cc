@@ -18,11 +18,11 @@ namespace ckptd {
 namespace {
 
 constexpr std::chrono::minutes kLongestCall{10};
-// How long after a broken transfer stream the leader may take to say why.
+// How long after a broken transfer stream the leader's reason may arrive.
 constexpr std::chrono::seconds kAbortPatience{3};
 constexpr size_t kRefusalsKept = 4096;  // more than a group has ranks, as a rule
 
-// What a member does while bytes are being placed.
+// This member's work while bytes are being placed.
 absl::StatusOr<ReadReport> DoPart(Node& node, const ExecuteCall& call) {
   CKPTD_RETURN_IF_ERROR(node.Clear(call.name, call.deadline));
   if (!call.read.empty()) return node.Read(call);
@@ -81,10 +81,11 @@ grpc::Status GroupServiceImpl::Join(grpc::ServerContext*, const v1::JoinRequest*
   return grpc::Status::OK;
 }
 
-// A member that is refused asks again every second, until somebody corrects it.
+// Logs a refusal once. A refused member asks again every second until somebody corrects the
+// cause.
 void GroupServiceImpl::LogRefusal(const v1::JoinRequest& request, const absl::Status& why) {
   const uint64_t said = Xxh3(fmt::format("{} {} {}", request.rank(), MessageOf(why),
-                                           request.incarnation()));
+                                         request.incarnation()));
   {
     MutexLock lock(mutex_);
     if (refused_.count(said) > 0) return;
@@ -99,7 +100,7 @@ grpc::Status GroupServiceImpl::Heartbeat(grpc::ServerContext*,
                                          v1::HeartbeatResponse* response) {
   const auto node = Ready();
   if (!node.ok()) return ToGrpc(node.status());
-  // A member answers with who it is: the leader probes with it.
+  // A member answers with its identity, because the leader probes with this call.
   if ((*node)->coordinator() == nullptr) {
     response->set_incarnation((*node)->options().identity.incarnation);
     return grpc::Status::OK;
@@ -180,7 +181,7 @@ grpc::Status GroupServiceImpl::Execute(grpc::ServerContext* context,
   if (!started.ok()) return ToGrpc(started.status());
   std::future<absl::StatusOr<ReadReport>> work = *std::move(started);
   bool finished = message.finished();
-  // The leader sends often: how the part ended is seen with the next message.
+  // The leader sends often, so the end of this rank's part is noticed with its next message.
   const auto ended = [&work] {
     return work.valid() && work.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
   };
@@ -196,8 +197,8 @@ grpc::Status GroupServiceImpl::Execute(grpc::ServerContext* context,
     }
   }
   if (!finished) {
-    // The leader drops its streams, then aborts with the reason, which may be another
-    // rank; only where nothing comes is the leader itself the one that was lost.
+    // The leader closes its streams, then sends Abort with the reason, which may be another rank.
+    // If no Abort comes, the leader itself was lost.
     (*node)->catalog().WatchEnd(call.name, Clock::now() + kAbortPatience);
     (*node)->LeaderLost(call.name, call.deadline);
   }

@@ -14,8 +14,7 @@ namespace ckptd {
 
 class GroupServiceImpl final : public v1::GroupService::Service {
  public:
-  // Until it has its node every call is answered UNAVAILABLE. `node` outlives
-  // the service's server.
+  // Before this, every call is answered UNAVAILABLE. `node` must outlive the service's server.
   void SetNode(Node& node) { node_.store(&node); }
 
   grpc::Status Join(grpc::ServerContext* context, const v1::JoinRequest* request,
@@ -45,15 +44,15 @@ class GroupServiceImpl final : public v1::GroupService::Service {
 
  private:
   absl::StatusOr<Node*> Ready() const;
-  // An error when this daemon does not lead.
+  // An error if this daemon is not the leader.
   absl::StatusOr<Coordinator*> Leader() const;
 
-  // Says it in the log: of each process once for each reason, however often it comes again.
+  // Logs a refused join: once per process and reason, however often it asks again.
   void LogRefusal(const v1::JoinRequest& request, const absl::Status& why);
 
   std::atomic<Node*> node_ = nullptr;
   Mutex mutex_;
-  std::set<uint64_t> refused_ ABSL_GUARDED_BY(mutex_);  // digests of what was said
+  std::set<uint64_t> refused_ ABSL_GUARDED_BY(mutex_);  // digests of logged refusals
 };
 
 }  // namespace ckptd

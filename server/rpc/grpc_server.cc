@@ -45,8 +45,9 @@ absl::StatusOr<FileLock> LockBeside(const std::string& path, const std::string& 
   return lock;
 }
 
-// gRPC asks whether a message is too long when all of it is here and unpacked; until
-// then the quota bounds it. A kilobyte may unpack to a megabyte, which no quota counts.
+// gRPC checks a message's length only when all of it has arrived and is unpacked. Until then the
+// quota limits it. A kilobyte may unpack to a megabyte, which no quota counts; so compression is
+// refused.
 void LimitMemory(grpc::ServerBuilder& builder, const GrpcServer::Options& options) {
   grpc::ResourceQuota quota("ckptd");
   quota.SetMaxThreads(options.max_threads);
@@ -63,12 +64,13 @@ void PrepareBuilder(grpc::ServerBuilder& builder, const GrpcServer::Options& opt
   std::call_once(once, [] {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-    // Never undone: the last channel to go would shut the library down and wait up to
-    // 10 s for a thread of its own that still polls for writes long done.
+    // Never undone: otherwise the last channel would shut the library down, and wait up to 10 s
+    // for a thread of its own that still polls.
     grpc_init();
   });
   LimitMemory(builder, options);
-  // Whoever connects and says nothing goes; thousands of ranks that join at once take a while.
+  // A connection that stays silent is closed. The limit leaves time for thousands of ranks that
+  // join at once.
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 30'000);
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> limits;
   limits.push_back(MakeReflectionLimit());
@@ -114,7 +116,7 @@ absl::Status GrpcServer::Listen(const std::string& address) {
   }
   const std::string path = address.substr(sizeof(kUnixPrefix) - 1);
   CKPTD_ASSIGN_OR_RETURN(lock_, LockBeside(path, address));
-  // The directory is 0700 already; the socket itself is made 0600, too.
+  // The directory is 0700 already. The socket itself is made 0600, too.
   CKPTD_ASSIGN_OR_RETURN(unix_, UnixListener::OpenLocked(path, 0600));
   return absl::OkStatus();
 }

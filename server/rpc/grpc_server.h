@@ -1,5 +1,5 @@
-// One gRPC server on one socket, with health and reflection. A live socket or
-// port is refused, a stale socket is recovered.
+// One gRPC server on one socket, with health and reflection. It refuses an address that is in
+// use, and replaces a stale socket.
 #ifndef CKPTD_SERVER_RPC_GRPC_SERVER_H_
 #define CKPTD_SERVER_RPC_GRPC_SERVER_H_
 
@@ -21,23 +21,24 @@
 
 namespace ckptd {
 
-// Stops (deadline: 1 s for calls under way) and removes its socket on destruction.
+// The destructor stops it (calls in progress have 1 s) and removes its socket. The daemon owns
+// it.
 class GrpcServer {
  public:
   struct Options {
     // unix:/absolute/path (made 0600) or host:port (port 0: any).
     std::string address;
-    // Of one message; longer ones, and compressed ones, end their call.
+    // Limit of one message. Longer messages, and compressed ones, end their call.
     int max_receive_bytes = 4 << 20;
     int max_threads = 64;
-    std::shared_ptr<grpc::ServerCredentials> credentials = nullptr;  // null: plain
-    // Of messages that are arriving, on all connections together: what goes beyond ends
-    // calls, not always those that bring it, with ResourceExhausted. 0: any number.
+    std::shared_ptr<grpc::ServerCredentials> credentials = nullptr;  // null: plain text
+    // Limit of messages that are arriving, on all connections together. Beyond it, calls end with
+    // ResourceExhausted, but not always those that caused it. 0: no limit.
     size_t max_held_bytes = 0;
   };
-  // `services` outlive the server. Errors: FailedPrecondition
-  // CONFIG_INVALID when another daemon holds the address, or something else lies there;
-  // ResourceExhausted NO_MEMORY on a full file system; those of FileLock, UnixListener, ListenTcp.
+  // `services` must outlive the server. Errors: FailedPrecondition CONFIG_INVALID if another
+  // daemon holds the address, or something else has its path; ResourceExhausted NO_MEMORY on a
+  // full file system; those of FileLock, UnixListener, ListenTcp.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
       Options options, const std::vector<grpc::Service*>& services);
   ~GrpcServer();
@@ -46,7 +47,7 @@ class GrpcServer {
 
   // The port that was bound (TCP).
   int port() const { return tcp_.port; }
-  // What grpc.health.v1 says from now on.
+  // Sets the answer of grpc.health.v1.
   void SetServing(bool serving);
   void Shutdown(std::chrono::milliseconds patience);
 
@@ -57,10 +58,10 @@ class GrpcServer {
   absl::Status Listen(const std::string& address);
   int Listener() const { return tcp_.socket.valid() ? tcp_.socket.get() : unix_.get(); }
 
-  FileLock lock_;  // beside a Unix socket, for as long as it is served
-  UnixListener unix_;  // one of these two
+  FileLock lock_;      // next to a Unix socket, as long as it is served
+  UnixListener unix_;  // one of these two is set
   TcpListener tcp_;
-  std::unique_ptr<Connections> connections_;  // where gRPC takes them
+  std::unique_ptr<Connections> connections_;  // accepts for gRPC
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Acceptor> acceptor_;
 };

@@ -11,7 +11,7 @@ namespace {
 
 constexpr char kErrorInfoUrl[] = "type.googleapis.com/google.rpc.ErrorInfo";
 constexpr char kDomain[] = "ckptd";
-// gRPC refuses metadata past 8 KiB by default: long sentences are cut.
+// gRPC refuses metadata of more than 8 KiB by default, so long sentences are cut.
 constexpr size_t kMaxSentence = 2048;
 
 }  // namespace

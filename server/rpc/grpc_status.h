@@ -1,5 +1,5 @@
-// absl::Status <-> grpc::Status. Reason and facts travel as
-// google.rpc.ErrorInfo in the standard details trailer.
+// Converts between absl::Status and grpc::Status. Reason and facts travel as google.rpc.ErrorInfo
+// in the standard details trailer.
 #ifndef CKPTD_SERVER_RPC_GRPC_STATUS_H_
 #define CKPTD_SERVER_RPC_GRPC_STATUS_H_
 

@@ -18,7 +18,7 @@ class JoinReactor final : public grpc::ServerUnaryReactor {
     *response_ = AnswerOf(outcome);
     Finish(grpc::Status::OK);
   }
-  // Calls Answer, unless that was called before.
+  // Has the answer called, unless it was called before.
   void OnCancel() override { participants_.Lost(id_); }
   void OnDone() override { delete this; }
 

@@ -1,5 +1,5 @@
-// CheckpointService.JoinLoad: a call that is open for as long as its client takes part in a load,
-// and holds no thread.
+// CheckpointService.JoinLoad: a call that stays open while its client takes part in a load. It
+// occupies no thread.
 #ifndef CKPTD_SERVER_RPC_JOIN_LOAD_H_
 #define CKPTD_SERVER_RPC_JOIN_LOAD_H_
 
@@ -8,7 +8,7 @@
 
 namespace ckptd {
 
-// The reactor deletes itself; `node` outlives the service's server.
+// The reactor deletes itself. `node` must outlive the service's server.
 grpc::ServerUnaryReactor* JoinLoad(Node& node, const v1::JoinLoadRequest& request,
                                    v1::JoinLoadResponse* response);
 

@@ -16,12 +16,12 @@
 namespace ckptd {
 namespace {
 
-// The calls in flight to one member. Thread-safe.
+// The calls in progress to one member. Thread-safe.
 class OpenCalls {
  public:
   void Add(grpc::ClientContext& context) {
     MutexLock lock(mutex_);
-    if (closed_) context.TryCancel();  // also before the call has begun
+    if (closed_) context.TryCancel();  // works even before the call has begun
     contexts_.insert(&context);
   }
   void Remove(grpc::ClientContext& context) {
@@ -34,7 +34,7 @@ class OpenCalls {
     closed_ = true;
     for (grpc::ClientContext* context : contexts_) context->TryCancel();
   }
-  // What a call ended with, the reason of Close in place of a bare CANCELLED.
+  // The status of a call. A CANCELLED that Close has caused becomes the reason of Close.
   grpc::Status Reworded(const grpc::Status& status) const {
     MutexLock lock(mutex_);
     if (!closed_ || status.error_code() != grpc::StatusCode::CANCELLED) return status;
@@ -48,7 +48,7 @@ class OpenCalls {
   std::set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The context of one call, listed in `calls` for as long as it lives.
+// The context of one call, listed in `calls` as long as it exists.
 class ListedContext {
  public:
   ListedContext(std::shared_ptr<OpenCalls> calls, Deadline deadline) : calls_(std::move(calls)) {
@@ -91,7 +91,7 @@ class GrpcExecuteStream final : public ExecuteStream {
     return writer_->Write(message);
   }
 
-  // The first message.
+  // Sends the first message.
   bool Begin(const ExecuteCall& call) {
     v1::ExecuteRequest message = Message();
     if (!call.read.empty()) *message.mutable_read() = ToProto(call.read);
@@ -172,7 +172,7 @@ class GrpcMemberLink final : public MemberLink {
       (*request.mutable_facts())[key] = SendableFact(key, value, std::string::npos);
     }
     v1::AbortResponse response;
-    // Also after Close: a member that was dropped may live, and hears the reason.
+    // Sent even after Close: a member that was dropped may be alive, and should get the reason.
     grpc::ClientContext context;
     context.set_deadline(WallDeadline(deadline));
     return ExplainPeer(stub_->Abort(&context, request, &response), member_.rank, "aborting " + name);

@@ -1,4 +1,4 @@
-// The group's links over gRPC: core's MemberLink and LeaderLink.
+// The group's links over gRPC: implements MemberLink and LeaderLink.
 #ifndef CKPTD_SERVER_RPC_LINKS_H_
 #define CKPTD_SERVER_RPC_LINKS_H_
 
@@ -10,7 +10,7 @@
 
 namespace ckptd {
 
-// Neither connects before its first call, and both reconnect by themselves.
+// Both connect with their first call, and reconnect by themselves.
 std::shared_ptr<MemberLink> ConnectToMember(const MemberIdentity& member,
                                             const PeerSecurity& security);
 std::shared_ptr<LeaderLink> ConnectToLeader(const std::string& address,

@@ -14,17 +14,17 @@
 namespace ckptd {
 namespace {
 
-// The kernel gives a connection up when nothing that was sent is acknowledged for
-// this long: else a write into a cut cable would hold its caller for minutes.
+// The kernel closes a connection if sent data is not acknowledged for this long. Otherwise a
+// write after a cable was cut would block for minutes.
 constexpr int kUnacknowledgedMs = 5000;
-// gRPC sets that only with its own pings on. They would queue behind megabytes on a
-// slow link and take it for a dead one, so they are made rare.
+// gRPC sets that timeout only if its own pings are on. Pings would queue after megabytes on a
+// slow link and take it for dead, so they are made rare.
 constexpr int kPingMs = 3'600'000;
-// One attempt to connect. The kernel sends a first packet that was lost again after 1 s:
-// an attempt that ends by then takes a lossy link for a lost rank.
+// One attempt to connect. The kernel sends a lost first packet again after 1 s. A shorter attempt
+// would take a lossy link for a lost rank.
 constexpr int kConnectMs = 2500;
 
-// gRPC tells what went wrong in its own words only.
+// Chooses advice by gRPC's error text, because gRPC has no other details.
 std::string WhatToTry(const std::string& why) {
   const auto says = [&why](const char* words) { return why.find(words) != std::string::npos; };
   if (says("andshake")) {
@@ -35,7 +35,7 @@ std::string WhatToTry(const std::string& why) {
     return "its --tls-cert must bear the address it is reached by, or give all daemons the name "
            "in it as --tls-name";
   }
-  // What a port with TLS does to a caller without.
+  // A port with TLS answers a caller without TLS this way.
   if (says("Socket closed")) {
     return "look at its log, and see whether it has a group key or certificates (--tls-cert) and "
            "this daemon none";
@@ -59,9 +59,10 @@ std::shared_ptr<grpc::Channel> PeerChannel(const std::string& address,
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxPeerMessage);
   arguments.SetMaxSendMessageSize(kMaxPeerMessage);
-  // A daemon that comes back must be found again at once.
+  // Short, so that a restarted daemon is found at once.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);  // gRPC's name for it
+  // gRPC uses it as the limit of one attempt
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -90,7 +91,7 @@ absl::Status ExplainPeer(const grpc::Status& status, uint32_t rank, const std::s
                     status.error_code() == grpc::StatusCode::CANCELLED;
   if (!status.error_details().empty()) return FromGrpc(status);
   if (!lost) {
-    // Not a sentence of a daemon's: gRPC itself refused, or something else listens.
+    // gRPC itself refused the call, or another program listens there.
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kRankFailed,
                      fmt::format("{}: rank {} refused the call ({}); run the same ckptd on every "
                                  "rank",

@@ -1,5 +1,5 @@
-// How daemons of a group reach each other over TCP: channels, their security, and
-// what a failed call says about the other side.
+// How daemons of a group reach each other over TCP: channels, their security, and what a failed
+// call says about the other side.
 #ifndef CKPTD_SERVER_RPC_PEER_CHANNEL_H_
 #define CKPTD_SERVER_RPC_PEER_CHANNEL_H_
 
@@ -16,31 +16,30 @@
 
 namespace ckptd {
 
-// Largest message between daemons: the index of a source with millions of
-// tensors.
+// Largest message between daemons: the index of a source with millions of tensors.
 inline constexpr int kMaxPeerMessage = 512 << 20;
 
-// Mutual TLS, as PEM text; without a certificate, none.
+// Mutual TLS, as PEM text. Without a certificate: no TLS.
 struct PeerSecurity {
-  std::string certificate;  // own, with its chain
+  std::string certificate;  // this daemon's, with its chain
   std::string key;
-  std::string authorities;  // that sign every daemon of the group
-  std::string name;         // in every certificate; empty: the address that is dialled
+  std::string authorities;  // they sign the certificate of every daemon of the group
+  std::string name;         // the name in every certificate; empty: the address of the connection
 
   bool enabled() const { return !certificate.empty(); }
 };
 
 std::shared_ptr<grpc::ServerCredentials> PeerServerCredentials(const PeerSecurity& security);
 
-// A connection of its own to `address` (host:port), made by the first call and made
-// again when it is lost.
+// A connection of its own to `address` (host:port). The first call makes it, and it is made again
+// if it is lost.
 std::shared_ptr<grpc::Channel> PeerChannel(const std::string& address,
                                            const PeerSecurity& security);
 
 std::chrono::system_clock::time_point WallDeadline(Deadline deadline);
 
-// A daemon that cannot be reached, or does not answer in time, is lost: the error
-// is Unavailable RANK_LOST and names its rank. What it answers itself is passed on.
+// Explains a failed call. A daemon that cannot be reached, or does not answer in time, is lost:
+// Unavailable RANK_LOST, naming its rank. Errors of the daemon itself are returned unchanged.
 absl::Status ExplainPeer(const grpc::Status& status, uint32_t rank, const std::string& doing);
 
 }  // namespace ckptd

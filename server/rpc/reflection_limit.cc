@@ -15,19 +15,19 @@ using grpc::experimental::InterceptionHookPoints;
 using grpc::experimental::InterceptorBatchMethods;
 using grpc::experimental::ServerRpcInfo;
 
-// Of any version (v1alpha, v1).
+// In any version (v1alpha, v1).
 bool IsReflection(std::string_view method) {
   return method.rfind("/grpc.reflection.", 0) == 0;
 }
 
-// The streams of one server, the one that began first in front.
+// The reflection streams of one server, the oldest first.
 class Streams {
  public:
   void Began(grpc::ServerContextBase& context) {
     MutexLock lock(mutex_);
     open_.push_back(&context);
     if (open_.size() <= kMostReflections) return;
-    // Under the lock: its handler cannot end, and take the context along, before it is here.
+    // Cancelled under the lock, so that its handler cannot end and destroy the context before.
     open_.front()->TryCancel();
     open_.pop_front();
   }
@@ -47,7 +47,7 @@ class StreamWatch final : public grpc::experimental::Interceptor {
       : streams_(std::move(streams)), context_(context) {}
   ~StreamWatch() override { streams_->Ended(context_); }
 
-  // TryCancel comes here as well, with another hook, and the lock held.
+  // TryCancel also comes here, with another hook point, while the lock is held.
   void Intercept(InterceptorBatchMethods* methods) override {
     if (methods->QueryInterceptionHookPoint(InterceptionHookPoints::POST_RECV_INITIAL_METADATA)) {
       streams_->Began(context_);
@@ -65,7 +65,7 @@ class StreamWatch final : public grpc::experimental::Interceptor {
 
 class ReflectionLimit final : public grpc::experimental::ServerInterceptorFactoryInterface {
  public:
-  // Nothing is intercepted of other calls.
+  // Other calls are not intercepted.
   grpc::experimental::Interceptor* CreateServerInterceptor(ServerRpcInfo* info) override {
     if (!IsReflection(info->method())) return nullptr;
     return new StreamWatch(streams_, *info->server_context());

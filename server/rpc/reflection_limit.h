@@ -1,4 +1,4 @@
-// Bounds how many streams of gRPC's reflection are open on one server.
+// Limits the streams of gRPC's reflection service that are open on one server.
 #ifndef CKPTD_SERVER_RPC_REFLECTION_LIMIT_H_
 #define CKPTD_SERVER_RPC_REFLECTION_LIMIT_H_
 
@@ -8,9 +8,9 @@
 
 namespace ckptd {
 
-// gRPC's own reflection service keeps a thread for each stream, as long as its client likes, and
-// a server has only so many threads. Where one more begins than kMostReflections, the one that
-// began first is cancelled: tools ask what they want to know at once.
+// gRPC's reflection service occupies a thread per stream, as long as the client likes, and a
+// server has few threads. Beyond kMostReflections streams the oldest one is cancelled. Tools ask
+// at once what they want to know, so this does not hurt them.
 constexpr int kMostReflections = 8;
 std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> MakeReflectionLimit();
 

@@ -1,4 +1,4 @@
-// Text from outside (names of files, messages of libraries) as protobuf takes it.
+// Turns foreign text (names of files, messages of libraries) into valid protobuf strings.
 #ifndef CKPTD_SERVER_RPC_SENDABLE_TEXT_H_
 #define CKPTD_SERVER_RPC_SENDABLE_TEXT_H_
 
@@ -11,8 +11,8 @@
 
 namespace ckptd {
 
-// At most `limit` bytes of `text` as UTF-8, with '?' for what is none: a message
-// with anything else in it is refused whole by its receiver.
+// At most `limit` bytes of `text` as UTF-8, with '?' for other bytes. A receiver refuses a whole
+// message if a string in it is not UTF-8.
 inline std::string SendableText(std::string_view text, size_t limit = std::string_view::npos) {
   std::string out(text.substr(0, limit));
   size_t good = 0;
@@ -22,7 +22,7 @@ inline std::string SendableText(std::string_view text, size_t limit = std::strin
   return out;
 }
 
-// A fact of an error: what names a file does so for programs, too.
+// A fact of an error. File names are encoded for programs, too.
 inline std::string SendableFact(std::string_view key, std::string_view value, size_t limit) {
   return key == "file" ? SendableText(TextOfPath(value), limit) : SendableText(value, limit);
 }

@@ -15,8 +15,8 @@
 namespace ckptd {
 namespace {
 
-// One stream. Frames are placed on gRPC's threads as they come, the next one may
-// overtake; deletes itself when gRPC is done with it.
+// One stream. gRPC's threads place frames as they arrive, and a frame may overtake another.
+// Deletes itself when gRPC has finished with it.
 class SendReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   explicit SendReactor(Node* node) : node_(node) { StartRead(&next_); }
@@ -124,7 +124,7 @@ class SendReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc:
   size_t placing_ ABSL_GUARDED_BY(mutex_) = 0;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool read_closed_ ABSL_GUARDED_BY(mutex_) = false;
-  bool gone_ ABSL_GUARDED_BY(mutex_) = false;  // nobody listens any more
+  bool gone_ ABSL_GUARDED_BY(mutex_) = false;  // the caller has gone
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -1,5 +1,5 @@
-// ckptd.v1.TransferService, on the peer port: what readers elsewhere send to this
-// rank. Messages are taken apart as they came, without a copy. Thread-safe.
+// ckptd.v1.TransferService, on the peer port: receives what readers on other hosts send to this
+// rank. Messages are parsed without a copy. Thread-safe.
 #ifndef CKPTD_SERVER_RPC_TRANSFER_SERVICE_H_
 #define CKPTD_SERVER_RPC_TRANSFER_SERVICE_H_
 
@@ -13,8 +13,7 @@ namespace ckptd {
 class TransferServiceImpl final
     : public v1::TransferService::WithRawCallbackMethod_Send<v1::TransferService::Service> {
  public:
-  // Until it has its node every call is answered UNAVAILABLE. `node` outlives the
-  // service's server.
+  // Before this, every call is answered UNAVAILABLE. `node` must outlive the service's server.
   void SetNode(Node& node) { node_.store(&node); }
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Send(

@@ -1,5 +1,4 @@
-// TransferSink over gRPC: several streams to one rank, each on a connection of its
-// own.
+// TransferSink over gRPC: several streams to one rank, each on a connection of its own.
 #ifndef CKPTD_SERVER_RPC_TRANSFER_SINK_H_
 #define CKPTD_SERVER_RPC_TRANSFER_SINK_H_
 
@@ -21,7 +20,7 @@ class GrpcTransferSink final : public TransferSink {
  public:
   struct Options {
     unsigned streams = 4;
-    // Without any sign of progress for this long the rank is lost.
+    // A rank without any progress for this long is lost.
     std::chrono::nanoseconds step = std::chrono::seconds(5);
   };
   GrpcTransferSink(const MemberIdentity& to, const PeerSecurity& security, const SinkCall& call,

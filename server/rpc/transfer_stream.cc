@@ -15,10 +15,10 @@
 namespace ckptd {
 namespace {
 
-// Frames on the way per stream: enough that the receiver never waits for us, few
-// enough that a slow link shows progress within a step.
+// Unacknowledged frames per stream: enough that the receiver never waits for us, few enough that
+// a slow link shows progress within a step.
 constexpr uint64_t kWindow = 4;
-// For the reason of an end that has come already.
+// How long to wait for the status of a stream that has ended.
 constexpr std::chrono::seconds kReasonDeadline{1};
 
 }  // namespace
@@ -27,8 +27,7 @@ TransferStream::TransferStream(std::shared_ptr<grpc::Channel> channel, MemberIde
                                SinkCall call, std::chrono::nanoseconds step)
     : to_(std::move(to)), call_(std::move(call)), step_(step), stub_(std::move(channel)) {
   context_.set_deadline(WallDeadline(call_.deadline));
-  // A lossy link resets connections while they are being made: gRPC tries again, for
-  // as long as a step lasts.
+  // A lossy link resets new connections, so gRPC tries again, for as long as a step lasts.
   context_.set_wait_for_ready(true);
 }
 
@@ -109,7 +108,7 @@ void TransferStream::Handle(Event event, bool ok) {
   } else if (event == kAnswered && ok) {
     v1::SendResponse response;
     grpc::ProtoBufferReader reader(&answer_);
-    // More than was sent would be a lie: it is taken for nothing.
+    // A receiver cannot have placed more than was sent, so such an answer is ignored.
     if (response.ParseFromZeroCopyStream(&reader) && response.frames() <= sent_) {
       placed_ = std::max(placed_, response.frames());
     }
@@ -150,7 +149,7 @@ absl::Status TransferStream::Finish() {
   CKPTD_RETURN_IF_ERROR(error_);
   if (!started_) return absl::OkStatus();
   CKPTD_RETURN_IF_ERROR(WaitFor([this] { return !writing_ && sent_ == placed_; }));
-  // All is placed: however the connection ends now, the status says how.
+  // All frames are placed. However the connection ends now, the status decides.
   closing_ = true;
   broken_ = false;
   writing_ = true;

@@ -1,5 +1,4 @@
-// One stream of frames to one rank. Nobody waits on it for longer than a step
-// without progress.
+// One stream of frames to one rank. Every wait ends after one step without progress.
 #ifndef CKPTD_SERVER_RPC_TRANSFER_STREAM_H_
 #define CKPTD_SERVER_RPC_TRANSFER_STREAM_H_
 
@@ -20,7 +19,7 @@
 
 namespace ckptd {
 
-// Thread-safe: one caller at a time has the stream.
+// TransferSink's implementation owns it. Thread-safe: one caller at a time uses the stream.
 class TransferStream {
  public:
   // Connects with the first frame.
@@ -30,11 +29,11 @@ class TransferStream {
   TransferStream(const TransferStream&) = delete;
   TransferStream& operator=(const TransferStream&) = delete;
 
-  // As TransferSink::Send. An error stays.
+  // As TransferSink::Send. An error is final.
   absl::Status Send(const Frame& frame);
-  // Nothing when another caller has the stream.
+  // Nullopt if another caller uses the stream.
   std::optional<absl::Status> TrySend(const Frame& frame);
-  // Waits for every acknowledgement and for the receiver's end of the stream.
+  // Waits for every acknowledgement, and for the receiver to end the stream.
   absl::Status Finish();
 
  private:
@@ -46,7 +45,7 @@ class TransferStream {
   // Handles events until `done` holds or the stream has failed.
   absl::Status WaitFor(absl::FunctionRef<bool()> done);
   void Handle(Event event, bool ok);
-  // The call is over, or has to be: finds out why.
+  // The call has ended, or must end. Returns the reason.
   absl::Status Fail();
   absl::Status Stalled() const;
   static void* TagOf(Event event) { return reinterpret_cast<void*>(event); }
@@ -54,7 +53,7 @@ class TransferStream {
   const MemberIdentity to_;
   const SinkCall call_;
   const std::chrono::nanoseconds step_;
-  std::mutex mutex_;  // all below
+  std::mutex mutex_;  // guards all members below
   grpc::GenericStub stub_;
   grpc::ClientContext context_;
   grpc::CompletionQueue events_;
@@ -63,11 +62,11 @@ class TransferStream {
   grpc::Status ended_with_;
   bool started_ = false;
   bool writing_ = false;
-  bool broken_ = false;  // the other side ended it, or the connection is gone
+  bool broken_ = false;  // the other side ended it, or the connection is lost
   bool closing_ = false;
-  bool ended_ = false;  // ended_with_ is there
+  bool ended_ = false;  // ended_with_ is set
   uint64_t sent_ = 0;
-  uint64_t placed_ = 0;  // as the receiver says
+  uint64_t placed_ = 0;  // according to the receiver
   absl::Status error_;
 };
 

@@ -12,7 +12,7 @@ namespace {
 // Tags of SendRequest's fields: all are length-delimited.
 constexpr uint8_t Tag(int field) { return static_cast<uint8_t>(field << 3 | 2); }
 constexpr uint8_t kDataTag = Tag(v1::SendRequest::kDataFieldNumber);
-// Everything but the payload is far smaller.
+// All fields except the payload are far smaller.
 constexpr uint64_t kMaxFieldBytes = 64 << 10;
 
 absl::Status Malformed(const std::string& why) {
@@ -26,7 +26,7 @@ void AppendVarint(uint64_t value, std::string& out) {
   out += static_cast<char>(value);
 }
 
-// Bytes of a row of slices, in order.
+// Reads the bytes of several slices in order.
 class SliceReader {
  public:
   explicit SliceReader(const std::vector<grpc::Slice>& slices) {
@@ -55,7 +55,7 @@ class SliceReader {
     }
     return text;
   }
-  // All that is left.
+  // All remaining bytes.
   std::vector<std::span<const std::byte>> Rest() {
     std::vector<std::span<const std::byte>> rest;
     while (left_ > 0) rest.push_back(Take(left_));
@@ -63,7 +63,7 @@ class SliceReader {
   }
 
  private:
-  // One to `most` bytes that lie together.
+  // One to `most` bytes that are in one piece.
   std::span<const std::byte> Take(uint64_t most) {
     while (parts_[at_].empty()) ++at_;
     const auto n = static_cast<size_t>(std::min<uint64_t>(most, parts_[at_].size()));

@@ -1,5 +1,5 @@
-// ckptd.v1.SendRequest as gRPC slices: the payload is neither copied when a frame
-// is made nor when it is taken apart.
+// ckptd.v1.SendRequest as gRPC slices. The payload is not copied, neither when a frame is sent
+// nor when it is parsed.
 #ifndef CKPTD_SERVER_RPC_TRANSFER_WIRE_H_
 #define CKPTD_SERVER_RPC_TRANSFER_WIRE_H_
 
@@ -19,18 +19,18 @@ namespace ckptd {
 inline constexpr char kSendMethod[] = "/ckptd.v1.TransferService/Send";
 
 grpc::ByteBuffer ToWire(const google::protobuf::MessageLite& message);
-// Holds a reference to the payload until gRPC has sent it.
+// Keeps a reference to the payload until gRPC has sent it.
 grpc::ByteBuffer ToWire(const Frame& frame);
 
-// A message that came.
+// A received message.
 struct SendMessage {
   v1::SendRequest fields;  // without `data`
   bool has_data = false;
   std::vector<std::span<const std::byte>> data;  // in `slices`
-  std::vector<grpc::Slice> slices;               // own the memory
+  std::vector<grpc::Slice> slices;               // they own the memory
 };
-// Errors: InvalidArgument TRANSFER_INVALID for what is no SendRequest with `data`
-// in its last place.
+// Errors: InvalidArgument TRANSFER_INVALID for bytes that are no SendRequest with `data` as its
+// last field.
 absl::StatusOr<SendMessage> FromWire(const grpc::ByteBuffer& buffer);
 
 FrameHeader FromProto(const v1::TransferFrame& frame);

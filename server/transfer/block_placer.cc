@@ -9,27 +9,27 @@ namespace ckptd {
 static_assert(BlockCopy::kMaxDims == CopyOp::kMaxDims);
 
 void BlockPlacer::Begin() {
-  left_.clear();
-  to_.clear();
+  device_copies_.clear();
+  slab_copies_.clear();
   for (const ItemCopies::Active& active : copies_.actives()) {
-    left_.push_back({to_.size(), 0});
-    if (Suits(active)) Leave(active);
+    device_copies_.push_back({slab_copies_.size(), 0});
+    if (SuitsDevice(active)) AddDeviceCopies(active);
   }
 }
 
-bool BlockPlacer::Suits(const ItemCopies::Active& active) const {
+bool BlockPlacer::SuitsDevice(const ItemCopies::Active& active) const {
   const Geometry& g = active.geometry;
-  // A cast that narrows is better done before the bytes cross the link.
+  // The processor does casts that narrow, so that fewer bytes cross the link.
   const bool widens = g.casts() && g.to_size >= g.from_size;
   const bool short_runs = g.dims > 0 && g.run_source < kShortRun;
   if (!widens && !short_runs) return false;
   const auto& to = copies_.DestinationsOf(active);
   return std::all_of(to.begin(), to.end(), [this](const Destination& where) {
-    return slabs_.TakesBlocks(where.target);
+    return slabs_.CanCopyFromBlocks(where.target);
   });
 }
 
-void BlockPlacer::Leave(const ItemCopies::Active& active) {
+void BlockPlacer::AddDeviceCopies(const ItemCopies::Active& active) {
   const Geometry& g = active.geometry;
   BlockCopy copy;
   copy.from = g.from;
@@ -44,19 +44,18 @@ void BlockPlacer::Leave(const ItemCopies::Active& active) {
     const PlannedTensor& tensor = targets_[where.target].plan->tensors[where.tensor];
     copy.target = tensor.offset + g.local;
     copy.room = tensor.bytes - g.local;
-    to_.push_back({where.target, copy});
+    slab_copies_.push_back({where.target, copy});
   }
-  left_.back().copies = to_.size() - left_.back().first;
+  device_copies_.back().copies = slab_copies_.size() - device_copies_.back().first;
 }
 
 bool BlockPlacer::Place(uint64_t offset, std::span<const std::byte> data) {
-  if (to_.empty() || data.size() < kLeastBlock || data.size() > StagingLane::kMostBlockBytes) {
-    return false;
-  }
+  const bool fits = data.size() >= kMinBlockBytes && data.size() <= StagingLane::kMaxBlockBytes;
+  if (slab_copies_.empty() || !fits) return false;
   const uint64_t end = offset + data.size();
   uint64_t taken = 0;
-  for (size_t i = 0; i < left_.size(); ++i) {
-    if (!Takes(i)) continue;
+  for (size_t i = 0; i < device_copies_.size(); ++i) {
+    if (!HandlesCopy(i)) continue;
     const Geometry& g = copies_.actives()[i].geometry;
     taken += g.ToSource(LocalBytesBefore(g, end) - LocalBytesBefore(g, offset));
   }
@@ -64,7 +63,7 @@ bool BlockPlacer::Place(uint64_t offset, std::span<const std::byte> data) {
   const std::span<std::byte> room = slabs_.StageBlock(offset, data.size());
   if (room.empty()) return false;
   StreamCopy(room.data(), data.data(), data.size());
-  for (const OfSlab& to : to_) slabs_.Take(to.slab, to.copy);
+  for (const SlabCopy& to : slab_copies_) slabs_.CopyFromBlock(to.slab, to.copy);
   return true;
 }
 

@@ -1,5 +1,5 @@
-// The seam between a transfer and storage: brings blocks of source files into
-// reach of this thread's caches.
+// The seam between a transfer and storage: brings blocks of source files into the caches of the
+// calling thread.
 #ifndef CKPTD_SERVER_TRANSFER_BLOCK_READER_H_
 #define CKPTD_SERVER_TRANSFER_BLOCK_READER_H_
 
@@ -18,79 +18,78 @@
 
 namespace ckptd {
 
-// Largest block that one Use call may ask for; also the size of the buffer that
-// each reader owns. Stays in the second-level cache.
+// The most bytes that one call of WithBlock may ask for, and the size of each reader's buffer. A
+// block of this size stays in the second-level cache.
 inline constexpr size_t kReadBlockBytes = 256 << 10;
 
-// One per thread; not thread-safe.
+// Each ItemWorker owns one. Not thread-safe: one per thread.
 class BlockReader {
  public:
-  // At most `direct_reads` of kItemBytes are in flight at a time; 0: none ever. Longer
-  // items are read in pieces.
+  // At most `direct_reads` direct reads of kItemBytes are in flight at a time. With 0 there are
+  // none. Longer items are read in pieces.
   BlockReader(SourceFiles& files, size_t direct_reads, MapProbe probe = MapProbe())
       : files_(files),
-        most_ahead_(direct_reads),
+        max_direct_reads_(direct_reads),
         probe_(probe),
         buffer_(std::make_unique_for_overwrite<std::byte[]>(kReadBlockBytes)) {}
 
-  // Starts reading an item that will be begun later, if it is to be read directly and
-  // there is room. Items are begun in the order in which this was called. True if
-  // the one after it may be asked for as well.
-  bool Ahead(const WorkItem& item);
-  // Whether the item that has begun is read directly, all that is left of it and of those
-  // asked for is in flight or here, and there is room for more.
+  // Starts to read an item that will be begun later, if direct reads suit it and there is room.
+  // Items must be begun in the order of these calls. Returns true if there is room to prefetch
+  // the next item as well.
+  bool Prefetch(const WorkItem& item);
+  // Whether direct reads have room for more items: the current item is read directly, and all
+  // reads for it and for the prefetched items have been started.
   bool HasRoom() const {
-    return way_ == IoMode::kDirect && direct_ != nullptr && direct_->HasRoom();
+    return io_mode_ == IoMode::kDirect && direct_ != nullptr && direct_->HasRoom();
   }
 
-  // Turns to an item: opens its file, chooses how to read it, and has the
-  // kernel read ahead when it is not in the page cache. `elsewhere`: who uses it would read
-  // all of it by ReadTo, so a mapping is chosen only if nothing else may be. `needed`, of
-  // which each Use asks within one range, is valid until End.
-  absl::Status Begin(const WorkItem& item, bool elsewhere = false,
+  // Begins an item: opens its file and chooses how to read it. If the item is not in the page
+  // cache, the kernel starts to read it ahead. `direct_to_target`: the caller would use ReadTo
+  // for all of the item, so a mapping is chosen only if the settings allow nothing else. Each
+  // WithBlock asks for bytes of one range in `needed`, which must stay valid until End.
+  absl::Status Begin(const WorkItem& item, bool direct_to_target = false,
                      NeededRanges needed = std::nullopt);
 
-  // Calls use(data) with the bytes [offset, offset + bytes) of the file, which
-  // lie in the item; bytes <= kReadBlockBytes; of an item longer than kItemBytes,
-  // offsets ascend from call to call. `data` is valid during the call and may be
-  // a mapping, so `use` must obey the rules of RunGuarded. Errors: those of
-  // PreadFull; `use` may then have run in part.
-  absl::Status Use(uint64_t offset, size_t bytes,
-                   absl::FunctionRef<void(std::span<const std::byte>)> use);
+  // Calls use(data) with the bytes [offset, offset + bytes) of the file, which must lie in the
+  // item. At most kReadBlockBytes. For an item longer than kItemBytes, offsets must ascend from
+  // call to call. `data` is valid during the call and may be a mapping, so `use` must obey the
+  // rules of RunGuarded. Errors: those of PreadFull. `use` may then have run in part.
+  absl::Status WithBlock(uint64_t offset, size_t bytes,
+                         absl::FunctionRef<void(std::span<const std::byte>)> use);
 
-  // Where way() is kBuffer: reads bytes of the item to where they belong. Errors: those of
-  // PreadFull.
+  // Reads bytes of the item straight into `place`. Only when io_mode() is kBuffer. Errors: those
+  // of PreadFull.
   absl::Status ReadTo(uint64_t offset, std::span<std::byte> place);
 
   void End();
 
-  // How the item that was begun last is read. Where direct reads fail halfway, it turns to
-  // the buffer, which then counts for all of the item.
-  IoMode way() const { return way_; }
+  // How the current item is read. If direct reads fail halfway, this becomes kBuffer for all of
+  // the item.
+  IoMode io_mode() const { return io_mode_; }
 
  private:
-  // How an item that was asked for ahead is best read.
-  struct FoundAhead {
+  // How to read an item that was prefetched.
+  struct PlannedRead {
     uint32_t file = 0;
     uint64_t begin = 0;
-    IoMode way = IoMode::kBuffer;
+    IoMode io_mode = IoMode::kBuffer;
   };
 
-  IoMode WayOf(const OpenSource& source, const WorkItem& item);
-  bool BetterCopied(const WorkItem& item);
-  bool AskDirect(const WorkItem& item, std::shared_ptr<OpenSource> source, NeededRanges needed);
-  void ReadByBuffer(const WorkItem& rest);
-  absl::Status UseMapped(uint64_t offset, size_t bytes,
-                         absl::FunctionRef<void(std::span<const std::byte>)> use);
+  IoMode ChooseIoMode(const OpenSource& source, const WorkItem& item);
+  bool IsFasterCopied(const WorkItem& item);
+  bool QueueDirect(const WorkItem& item, std::shared_ptr<OpenSource> source, NeededRanges needed);
+  void SwitchToBuffer(const WorkItem& rest);
+  absl::Status WithMappedBlock(uint64_t offset, size_t bytes,
+                               absl::FunctionRef<void(std::span<const std::byte>)> use);
 
   SourceFiles& files_;
-  const size_t most_ahead_;
+  const size_t max_direct_reads_;
   MapProbe probe_;
-  std::deque<FoundAhead> found_ahead_;  // of items that have not begun
+  std::deque<PlannedRead> planned_reads_;  // of items that have not begun
   std::unique_ptr<std::byte[]> buffer_;
   std::shared_ptr<OpenSource> source_;
   WorkItem item_;
-  IoMode way_ = IoMode::kBuffer;
+  IoMode io_mode_ = IoMode::kBuffer;
   bool tried_direct_ = false;
   std::unique_ptr<DirectItems> direct_;
 };

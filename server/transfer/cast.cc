@@ -35,7 +35,7 @@ internal::CastKernel PickKernel() {
 void Cast(Dtype from, Dtype to, const std::byte* src, std::byte* dst, size_t count) {
   static const internal::CastKernel kernel = PickKernel();
   if (from == to) {
-    // Untouched, NaN payloads included.
+    // Equal types are copied untouched, NaN payloads included.
     std::memcpy(dst, src, count * (BitsOf(from) / 8));
     return;
   }

@@ -1,7 +1,7 @@
-// Compiled once per vector width, into namespace CKPTD_ISA. Every pair of types
-// goes by way of F32, which loses nothing but for F64 -> F64 (a plain copy, not
-// done here). Uses no std templates: an inline function compiled for wide
-// vectors must not become the copy that the whole program links to.
+// Compiled once per vector width, into namespace CKPTD_ISA. Every pair of types goes through F32,
+// which loses nothing except for F64 -> F64 (a plain copy, not done here). Uses no std templates:
+// an inline function compiled for wide vectors must not become the copy that the whole program
+// links to.
 #include <immintrin.h>
 
 #include <cstddef>
@@ -201,7 +201,7 @@ void Loop(const std::byte* src, std::byte* dst, size_t count) {
     Store<To>(dst + i * SizeOf(To), Load<From>(src + i * SizeOf(From)));
   }
   if (i == count) return;
-  // The tail takes the same instructions, so that bits do not depend on length.
+  // The tail uses the same instructions, so that bits do not depend on length.
   std::byte in[kLanes * SizeOf(From)] = {};
   std::byte out[kLanes * SizeOf(To)];
   __builtin_memcpy(in, src + i * SizeOf(From), (count - i) * SizeOf(From));

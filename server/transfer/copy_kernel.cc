@@ -12,9 +12,9 @@ namespace {
 
 constexpr size_t kLine = 64;
 constexpr size_t kPageLines = 4096 / kLine;
-constexpr size_t kPages = 4;  // copied side by side
+constexpr size_t kPages = 4;  // pages that are copied at the same time
 constexpr size_t kAtATime = 2;
-constexpr size_t kAhead = 8;  // lines, in what is too short for that
+constexpr size_t kAhead = 8;  // lines to prefetch, for pieces too short for that
 
 inline void StreamLine(std::byte* dst, const std::byte* src) {
 #if defined(__AVX512F__)
@@ -53,15 +53,16 @@ inline void StreamPages(std::byte* dst, const std::byte* src) {
 
 }  // namespace
 
-// AMD's processors fetch ahead well by themselves: any prefetch of ours, or a second page, costs
-// them a quarter of their speed and up to half of it in short pieces.
+// AMD's processors prefetch well by themselves. Our own prefetches, or a second page, cost them a
+// quarter of their speed and up to half of it in short pieces.
 void StreamInOrder(std::byte* dst, const std::byte* src, size_t lines) {
   for (size_t i = 0; i < lines; ++i, dst += kLine, src += kLine) StreamLine(dst, src);
 }
 
-// Intel's start anew in every page, so several pages at once keep more reads under way (as glibc's
-// memcpy does for large sizes). On a Xeon with AMX this takes half the time of one page after
-// another with prefetches that bypass the caches, and 0.77 of that without them.
+// Intel's prefetchers start anew in every page, so several pages at once keep more reads in
+// flight (as glibc's memcpy does for large sizes). On a Xeon with AMX this takes half the time of
+// one page after another. With prefetches that bypass the caches it takes 0.77 of the time
+// without them.
 void StreamAcrossPages(std::byte* dst, const std::byte* src, size_t lines) {
   constexpr size_t kAtOnce = kPages * kPageLines;
   for (; lines >= kAtOnce; lines -= kAtOnce, dst += kAtOnce * kLine, src += kAtOnce * kLine) {

@@ -15,7 +15,7 @@
 namespace ckptd {
 namespace {
 
-// What a thread takes at a time: a piece of the staging memory, or of the cache.
+// Bytes that a thread copies at a time: one piece of the staging memory, or of the cache.
 constexpr uint64_t kPieceBytes = uint64_t{1} << 20;
 
 absl::Status CopyPiece(const SlabMap& from, const SlabMap& to, SlabWriter& writer,
@@ -63,7 +63,7 @@ absl::Status CopySlab(const SlabView& from, const SlabView& to, uint64_t bytes,
   AtOnce(std::min(wanted, pieces), pieces, [&](size_t) {
     const absl::Status status = copy();
     if (status.ok()) return;
-    next = bytes;  // the others stop, too
+    next = bytes;  // makes the other threads stop, too
     MutexLock lock(mutex);
     if (first.ok()) first = status;
   });

@@ -1,4 +1,4 @@
-// Which vector units the kernels of this folder may use on this CPU.
+// Tells which vector units this folder's kernels may use on this CPU.
 #ifndef CKPTD_SERVER_TRANSFER_CPU_H_
 #define CKPTD_SERVER_TRANSFER_CPU_H_
 
@@ -6,8 +6,7 @@
 
 namespace ckptd::internal {
 
-// AVX2 with F16C. Both compilers know the first by name; the second is a bit of
-// leaf 1 (clang 14 refuses its name).
+// AVX2 with F16C. F16C is read from leaf 1, because clang 14 refuses its name.
 inline bool HasAvx2() {
   unsigned a = 0;
   unsigned b = 0;

@@ -45,14 +45,14 @@ size_t DigestBoard::BlockIndex(const Destination& where, uint64_t block) const {
 void DigestBoard::Store(const Destination& where, uint64_t block, uint64_t digest) {
   Block& slot = blocks_[BlockIndex(where, block)];
   slot.digest.store(digest, std::memory_order_relaxed);
-  // Added, not set: a plan that writes bytes twice must come out as too many.
+  // This adds instead of setting: a plan that writes bytes twice must be found.
   slot.filled.fetch_add(BlockBytes(tensor(where).bytes, block), std::memory_order_acq_rel);
 }
 
 bool DigestBoard::Fill(const Destination& where, uint64_t block, uint64_t bytes) {
   Block& slot = blocks_[BlockIndex(where, block)];
   const uint64_t whole = BlockBytes(tensor(where).bytes, block);
-  // Release our bytes, acquire those of the threads that filled before us.
+  // Releases our bytes, and acquires those of the threads that filled before us.
   const uint64_t filled = slot.filled.fetch_add(bytes, std::memory_order_acq_rel) + bytes;
   if (filled < whole) return true;
   if (filled > whole) return false;

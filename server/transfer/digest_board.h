@@ -1,4 +1,4 @@
-// Who has filled which digest block of which tensor, and the blocks' digests.
+// Keeps which digest blocks of which tensors are filled, and the blocks' digests.
 #ifndef CKPTD_SERVER_TRANSFER_DIGEST_BOARD_H_
 #define CKPTD_SERVER_TRANSFER_DIGEST_BOARD_H_
 
@@ -14,37 +14,37 @@
 
 namespace ckptd {
 
-// Blocks are kDigestBlockBytes of local bytes (the last one of a tensor is
-// shorter). A block gets its digest either from whoever placed all of it
-// (Store), or, when several copies share it, from whoever fills its last byte
-// (Fill). Thread-safe. The targets and maps must outlive it.
+// Blocks are kDigestBlockBytes of local bytes (the last one of a tensor is shorter). A thread
+// that places a whole block computes its digest and calls Store. If several copies share a block,
+// each calls Fill, and the last one computes the digest. Each TransferWindow owns one.
+// Thread-safe. The targets and maps must outlive it.
 class DigestBoard {
  public:
   DigestBoard(std::span<const TransferTarget> targets, std::span<const SlabMap> slabs);
 
   void Store(const Destination& where, uint64_t block, uint64_t digest);
 
-  // `bytes` more of the block are in place, and fenced; when they are the last
-  // ones, hashes the block from the slab: at once, or, where it is staged, in
-  // Combine. False when more bytes came than the block has.
+  // Says that `bytes` more of the block are in place, and fenced. The call that completes the
+  // block hashes it from the slab. In a staged slab that waits for Combine. False if the block
+  // has fewer bytes than came.
   bool Fill(const Destination& where, uint64_t block, uint64_t bytes);
 
-  // Whether Combine will read from staged slabs.
+  // Whether Combine will have to read from staged slabs.
   bool HasUnread() {
     MutexLock lock(mutex_);
     return !unread_.empty();
   }
 
-  // Digests of all tensors, per target; Internal COVERAGE naming the tensor if
-  // a block was never completed, the errors of reading staged memory. Call when all
-  // threads are done, and what they staged is in place.
+  // Digests of all tensors, per target. Call it when all threads are done and everything staged
+  // is in place. Errors: Internal COVERAGE naming the tensor if a block is incomplete, and those
+  // of reading staged memory.
   absl::StatusOr<std::vector<std::vector<uint64_t>>> Combine();
 
  private:
   struct Block {
     std::atomic<uint64_t> filled = 0;
-    // Written by the thread that completes the block; atomic for the sake of
-    // plans that, wrongly, fill a block twice.
+    // Written by the thread that completes the block. It is atomic because a wrong plan might
+    // fill a block twice.
     std::atomic<uint64_t> digest = 0;
   };
 
@@ -62,7 +62,7 @@ class DigestBoard {
   std::vector<std::vector<size_t>> first_block_;  // per target, per tensor
   std::vector<Block> blocks_;
   Mutex mutex_;
-  std::vector<Unread> unread_ ABSL_GUARDED_BY(mutex_);  // complete, in staged slabs
+  std::vector<Unread> unread_ ABSL_GUARDED_BY(mutex_);  // complete blocks in staged slabs
 };
 
 // Bytes of block number `block` of a tensor of `tensor_bytes`.

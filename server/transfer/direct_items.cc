@@ -5,83 +5,85 @@
 
 namespace ckptd {
 
-std::unique_ptr<DirectItems> DirectItems::Create(size_t slots, uint64_t most) {
-  auto reads = DirectReads::Create(slots, most);
+std::unique_ptr<DirectItems> DirectItems::Create(size_t slots, uint64_t max_bytes) {
+  auto reads = DirectReads::Create(slots, max_bytes);
   if (reads == nullptr) return nullptr;
-  return std::unique_ptr<DirectItems>(new DirectItems(std::move(reads), slots, most));
+  return std::unique_ptr<DirectItems>(new DirectItems(std::move(reads), slots, max_bytes));
 }
 
-bool DirectItems::Ask(const WorkItem& item, std::shared_ptr<OpenSource> source,
-                      NeededRanges needed) {
+bool DirectItems::Enqueue(const WorkItem& item, std::shared_ptr<OpenSource> source,
+                          NeededRanges needed) {
   if (refused_) return false;
-  asked_.push_back({item, std::move(source), needed, item.begin, {}});
+  queued_.push_back({item, std::move(source), needed, item.begin, {}});
   StartMore();
-  // Not if the kernel refused it only now.
-  if (!refused_ || !asked_.back().pieces.empty()) return true;
-  asked_.pop_back();
+  // If the kernel has just refused the item's first read, the item is not queued.
+  if (!refused_ || !queued_.back().pieces.empty()) return true;
+  queued_.pop_back();
   return false;
 }
 
 bool DirectItems::IsNext(const WorkItem& item) const {
-  return !asked_.empty() && asked_.front().item.file == item.file &&
-         asked_.front().item.begin == item.begin;
+  return !queued_.empty() && queued_.front().item.file == item.file &&
+         queued_.front().item.begin == item.begin;
 }
 
-std::optional<SourceRange> DirectItems::NextPiece(Asked& asked) const {
-  if (!asked.needed.has_value()) {
-    if (asked.next == asked.item.end) return std::nullopt;
-    return SourceRange{asked.next, std::min(asked.item.end - asked.next, most_) + asked.next};
+std::optional<SourceRange> DirectItems::NextPiece(QueuedItem& queued) const {
+  if (!queued.needed.has_value()) {
+    if (queued.next == queued.item.end) return std::nullopt;
+    const uint64_t bytes = std::min(queued.item.end - queued.next, max_bytes_);
+    return SourceRange{queued.next, queued.next + bytes};
   }
-  std::span<const SourceRange>& left = *asked.needed;
-  while (!left.empty() && left.front().end <= asked.next) left = left.subspan(1);
+  std::span<const SourceRange>& left = *queued.needed;
+  while (!left.empty() && left.front().end <= queued.next) left = left.subspan(1);
   if (left.empty()) return std::nullopt;
   SourceRange piece;
-  piece.begin = std::max(left.front().begin, asked.next);
-  // Short gaps are read along: a read costs as much as a MiB does.
+  piece.begin = std::max(left.front().begin, queued.next);
+  // Short gaps between ranges are read as well: a read costs as much as a MiB does.
   for (const SourceRange& range : left) {
-    if (range.begin >= piece.begin + most_) break;
-    piece.end = std::min(range.end, piece.begin + most_);
+    if (range.begin >= piece.begin + max_bytes_) break;
+    piece.end = std::min(range.end, piece.begin + max_bytes_);
   }
   return piece;
 }
 
-// In the order in which it will be used.
+// Reads are started in the order in which their bytes will be used.
 void DirectItems::StartMore() {
-  for (Asked& asked : asked_) {
+  for (QueuedItem& queued : queued_) {
     while (HasRoom()) {
-      const auto piece = NextPiece(asked);
+      const auto piece = NextPiece(queued);
       if (!piece.has_value()) break;
-      refused_ = !Start(asked, *piece);
+      refused_ = !Start(queued, *piece);
     }
   }
 }
 
-bool DirectItems::Start(Asked& asked, const SourceRange& range) {
-  const auto slot = reads_->Start(asked.source->direct.get(), range.begin, range.end);
+bool DirectItems::Start(QueuedItem& queued, const SourceRange& range) {
+  const auto slot = reads_->Start(queued.source->direct.get(), range.begin, range.end);
   if (!slot.has_value()) return false;
-  asked.pieces.push_back({range, *slot});
-  asked.next = range.end;
-  ++taken_;
+  queued.pieces.push_back({range, *slot});
+  queued.next = range.end;
+  ++slots_in_use_;
   return true;
 }
 
 void DirectItems::DropFirstPiece() {
-  std::deque<Piece>& pieces = asked_.front().pieces;
+  std::deque<Piece>& pieces = queued_.front().pieces;
   reads_->Release(pieces.front().slot);
   pieces.pop_front();
-  --taken_;
+  --slots_in_use_;
 }
 
 bool DirectItems::Begin(NeededRanges needed) {
-  Asked& asked = asked_.front();
-  asked.needed = needed;
-  if (!needed.has_value()) return !From(asked.item.begin).empty();
-  return needed->empty() || !From(needed->front().begin).empty();
+  QueuedItem& queued = queued_.front();
+  queued.needed = needed;
+  if (!needed.has_value()) return !WaitForBytesAt(queued.item.begin).empty();
+  return needed->empty() || !WaitForBytesAt(needed->front().begin).empty();
 }
 
-// What is here from `offset` on, in the piece that has it; empty: none has, or it failed.
-std::span<const std::byte> DirectItems::From(uint64_t offset) {
-  std::deque<Piece>& pieces = asked_.front().pieces;
+// The bytes from `offset` on in the piece that has them. Empty if no piece has them, or its read
+// failed.
+std::span<const std::byte> DirectItems::WaitForBytesAt(uint64_t offset) {
+  std::deque<Piece>& pieces = queued_.front().pieces;
   StartMore();
   while (!pieces.empty() && pieces.front().range.end <= offset) {
     DropFirstPiece();
@@ -95,7 +97,7 @@ std::span<const std::byte> DirectItems::From(uint64_t offset) {
 std::span<const std::byte> DirectItems::Get(uint64_t offset, std::span<std::byte> room) {
   size_t have = 0;
   while (true) {
-    std::span<const std::byte> part = From(offset + have);
+    std::span<const std::byte> part = WaitForBytesAt(offset + have);
     if (part.empty()) return {};
     part = part.first(std::min(part.size(), room.size() - have));
     if (part.size() == room.size()) return part;
@@ -106,8 +108,8 @@ std::span<const std::byte> DirectItems::Get(uint64_t offset, std::span<std::byte
 }
 
 void DirectItems::End() {
-  while (!asked_.front().pieces.empty()) DropFirstPiece();
-  asked_.pop_front();
+  while (!queued_.front().pieces.empty()) DropFirstPiece();
+  queued_.pop_front();
   StartMore();
 }
 

@@ -1,6 +1,6 @@
-// Work items read past the page cache: a short one by one direct read, a long one by
-// several that follow each other. While one of them is used the next ones are in
-// flight, of the same item and of those after it.
+// Reads work items past the page cache. A short item takes one direct read, a long one several in
+// a row. While the bytes of one read are used, the next reads are in flight, for this item and
+// those after it.
 #ifndef CKPTD_SERVER_TRANSFER_DIRECT_ITEMS_H_
 #define CKPTD_SERVER_TRANSFER_DIRECT_ITEMS_H_
 
@@ -18,37 +18,38 @@
 
 namespace ckptd {
 
-// Of an item, what will be used: ranges that ascend and share no byte. Nullopt: all of it.
+// Ranges of an item that will be used. They ascend and share no byte. Nullopt: all of the item.
 using NeededRanges = std::optional<std::span<const SourceRange>>;
 
-// One per thread; not thread-safe.
+// Each BlockReader owns one. Not thread-safe: one per thread.
 class DirectItems {
  public:
-  // At most `slots` reads of up to `most` bytes each are in flight or in use at a time. Null
-  // where DirectReads are not to be had.
-  static std::unique_ptr<DirectItems> Create(size_t slots, uint64_t most);
+  // At most `slots` reads of up to `max_bytes` each are in flight or in use at a time. Null if
+  // this system cannot do DirectReads.
+  static std::unique_ptr<DirectItems> Create(size_t slots, uint64_t max_bytes);
 
-  // Asks for an item, and starts what there is room for; the source's file is open with
-  // O_DIRECT. Items are begun in the order in which they were asked for. `needed` stays
-  // valid until End. False, and the item is not asked for, when the kernel takes no more.
-  bool Ask(const WorkItem& item, std::shared_ptr<OpenSource> source, NeededRanges needed);
-  bool none_asked() const { return asked_.empty(); }
-  // Whether it is this item that is begun next.
+  // Queues an item, and starts as many of its reads as there is room for. The source's file must
+  // be open with O_DIRECT. Items must be begun in the order in which they were queued. `needed`
+  // must stay valid until End. Returns false if the kernel takes no more reads; then the item is
+  // not queued.
+  bool Enqueue(const WorkItem& item, std::shared_ptr<OpenSource> source, NeededRanges needed);
+  bool empty() const { return queued_.empty(); }
+  // Whether `item` is the next one to begin.
   bool IsNext(const WorkItem& item) const;
-  // Whether all that was asked for is in flight or here, and there is room for more.
-  bool HasRoom() const { return !refused_ && taken_ < slots_; }
+  // Whether all queued reads have been started and there is room for more.
+  bool HasRoom() const { return !refused_ && slots_in_use_ < slots_; }
 
-  // Turns to the next item, of which no more than `needed` is started from here on; waits for
-  // the first bytes of it. False when they could not be read this way; End it all the same.
+  // Begins the next item, and waits for its first bytes. From here on only bytes in `needed` are
+  // read. Returns false if direct reads failed; call End in that case, too.
   bool Begin(NeededRanges needed);
 
-  // The bytes of the item from `offset` on, as many as `room` has, which lie in one range of
-  // those that are needed. Offsets ascend from call to call where the item is longer than one
-  // read. The bytes lie in `room` where they came by two reads; valid until the next call.
-  // Empty when they could not be read this way, or the file has fewer.
+  // The bytes of the item from `offset` on, as many as `room` has. They must lie in one needed
+  // range. For an item that takes several reads, offsets must ascend from call to call. Bytes
+  // that came by two reads are joined in `room`. Valid until the next call. Empty if direct reads
+  // failed or the file has fewer bytes.
   std::span<const std::byte> Get(uint64_t offset, std::span<std::byte> room);
 
-  // Done with the item, or with trying to read it this way.
+  // Ends the item. Call this also if Begin or Get failed.
   void End();
 
  private:
@@ -57,29 +58,29 @@ class DirectItems {
     SourceRange range;
     size_t slot = 0;
   };
-  struct Asked {
+  struct QueuedItem {
     WorkItem item;
     std::shared_ptr<OpenSource> source;  // holds the descriptor
-    NeededRanges needed;                 // without those that end before `next`
-    uint64_t next = 0;                   // where what was not started begins
+    NeededRanges needed;                 // ranges that end before `next` are dropped
+    uint64_t next = 0;                   // where the part that was not started begins
     std::deque<Piece> pieces;            // ascending
   };
 
-  DirectItems(std::unique_ptr<DirectReads> reads, size_t slots, uint64_t most)
-      : slots_(slots), most_(most), reads_(std::move(reads)) {}
+  DirectItems(std::unique_ptr<DirectReads> reads, size_t slots, uint64_t max_bytes)
+      : slots_(slots), max_bytes_(max_bytes), reads_(std::move(reads)) {}
 
-  std::optional<SourceRange> NextPiece(Asked& asked) const;
+  std::optional<SourceRange> NextPiece(QueuedItem& queued) const;
   void StartMore();
-  bool Start(Asked& asked, const SourceRange& range);
+  bool Start(QueuedItem& queued, const SourceRange& range);
   void DropFirstPiece();
-  std::span<const std::byte> From(uint64_t offset);
+  std::span<const std::byte> WaitForBytesAt(uint64_t offset);
 
   const size_t slots_;
-  const uint64_t most_;
-  size_t taken_ = 0;      // slots
-  bool refused_ = false;  // a read, by the kernel: no more of them
-  std::deque<Asked> asked_;
-  std::unique_ptr<DirectReads> reads_;  // goes first: it waits for what is in flight
+  const uint64_t max_bytes_;
+  size_t slots_in_use_ = 0;
+  bool refused_ = false;  // the kernel refused a read, so none is started any more
+  std::deque<QueuedItem> queued_;
+  std::unique_ptr<DirectReads> reads_;  // destroyed first: it waits for the reads in flight
 };
 
 }  // namespace ckptd

@@ -8,7 +8,7 @@
 namespace ckptd {
 namespace {
 
-// Of offsets, lengths and memory: what every block device and file system takes.
+// Alignment of offsets, lengths and memory. Every block device and file system accepts it.
 constexpr uint64_t kAlignment = 4096;
 constexpr uint64_t kHugePage = 2 << 20;
 
@@ -25,9 +25,9 @@ std::unique_ptr<DirectReads> DirectReads::Create(size_t slots, uint64_t most) {
   void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (address == MAP_FAILED) return nullptr;
   reads->memory_ = Mapping(address, bytes);
-  ::madvise(address, bytes, MADV_HUGEPAGE);  // fewer pages to pin; no matter if refused
+  ::madvise(address, bytes, MADV_HUGEPAGE);  // fewer pages to pin; a refusal does not matter
   if (::io_uring_queue_init(static_cast<unsigned>(slots), &reads->ring_, 0) != 0) {
-    reads->slots_.clear();  // nothing that the destructor would wait for or close
+    reads->slots_.clear();  // leaves the destructor nothing to wait for or close
     return nullptr;
   }
   for (size_t i = 0; i < slots; ++i) {
@@ -60,8 +60,8 @@ std::optional<size_t> DirectReads::Start(int fd, uint64_t begin, uint64_t end) {
     submitted = ::io_uring_submit(&ring_);
   } while (submitted == -EINTR);
   if (submitted == 1) return number;
-  // The entry stays in the ring, so nothing must ever be submitted again: the kernel
-  // would read into memory that has another use by then.
+  // The entry stays in the ring, so nothing may be submitted any more. The kernel would read into
+  // memory that has another use by then.
   broken_ = true;
   free->taken = free->in_flight = false;
   return std::nullopt;
@@ -85,7 +85,7 @@ std::span<const std::byte> DirectReads::Wait(size_t number) {
 
 void DirectReads::Release(size_t number) {
   if (slots_[number].in_flight) Wait(number);
-  // Not to be had again while the kernel may still write there.
+  // While the kernel may still write to the slot, nobody may have it.
   slots_[number].taken = slots_[number].in_flight;
 }
 

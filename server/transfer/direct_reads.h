@@ -1,6 +1,5 @@
-// Reads past the page cache (O_DIRECT), several in flight, by io_uring: as fast as
-// the storage delivers, at little cost in processor time, and without pushing out
-// what others have cached.
+// Reads past the page cache (O_DIRECT) by io_uring, several at a time. They are as fast as the
+// storage, take little processor time, and do not evict what others have cached.
 #ifndef CKPTD_SERVER_TRANSFER_DIRECT_READS_H_
 #define CKPTD_SERVER_TRANSFER_DIRECT_READS_H_
 
@@ -17,28 +16,28 @@
 
 namespace ckptd {
 
-// A ring of slots, each with room for one read. One per thread; not thread-safe.
+// A ring of slots, each with room for one read. DirectItems owns it. Not thread-safe: one per
+// thread.
 class DirectReads {
  public:
-  // Room for `slots` reads of up to `most` bytes each. Null where the kernel, or
-  // what confines this process, offers no io_uring.
+  // Room for `slots` reads of up to `most` bytes each. Null if the kernel, or the container's
+  // seccomp filter, offers no io_uring.
   static std::unique_ptr<DirectReads> Create(size_t slots, uint64_t most);
-  // Waits for what is in flight: its memory must not go before.
+  // Waits for the reads in flight, because the kernel writes to this object's memory.
   ~DirectReads();
   DirectReads(const DirectReads&) = delete;
   DirectReads& operator=(const DirectReads&) = delete;
 
-  // Starts reading bytes [begin, end) of `fd`, which is open with O_DIRECT and stays
-  // so until Release. The slot; nullopt when none is free, the range is too long, or
-  // the kernel takes no more.
+  // Starts to read bytes [begin, end) of `fd`, which must be open with O_DIRECT until Release.
+  // Returns the slot. Nullopt if no slot is free, the range is too long, or the kernel takes no
+  // more reads.
   std::optional<size_t> Start(int fd, uint64_t begin, uint64_t end);
 
-  // The bytes that Start asked for, once they are here; valid until Release. Empty
-  // when they could not be read this way, or the file has fewer: read them another
-  // way, which says why.
+  // Waits for the bytes that Start asked for. They are valid until Release. Empty if the read
+  // failed or the file has fewer bytes. A plain read then tells why.
   std::span<const std::byte> Wait(size_t slot);
 
-  // Gives the slot back; waits for its read if nobody has.
+  // Frees the slot. Waits for its read if nobody has.
   void Release(size_t slot);
 
  private:
@@ -58,7 +57,7 @@ class DirectReads {
   Mapping memory_;
   std::vector<Slot> slots_;
   io_uring ring_ = {};
-  bool broken_ = false;  // the kernel took a read back: no more of them
+  bool broken_ = false;  // the kernel gave a read back, so none is started any more
 };
 
 }  // namespace ckptd

@@ -19,15 +19,15 @@
 namespace ckptd {
 namespace {
 
-// Longest element that is cast; one may be spread over two pieces.
+// The longest element that is cast. One may be spread over two pieces.
 constexpr size_t kMaxElementBytes = 16;
 
-// Hands out the payload in pieces that cut no element that is cast.
+// Hands out the payload in pieces that do not cut an element that is cast.
 class PayloadReader {
  public:
   explicit PayloadReader(std::span<const std::span<const std::byte>> pieces) : pieces_(pieces) {}
 
-  // What lies in one piece, at most `most`; empty when nothing is left.
+  // The next bytes of the payload that lie in one piece, at most `most`. Empty at the end.
   std::span<const std::byte> Peek(uint64_t most) {
     while (!pieces_.empty() && used_ == pieces_.front().size()) {
       pieces_ = pieces_.subspan(1);
@@ -49,7 +49,7 @@ class PayloadReader {
 
  private:
   std::span<const std::span<const std::byte>> pieces_;
-  size_t used_ = 0;  // of the first piece
+  size_t used_ = 0;  // bytes used of the first piece
 };
 
 }  // namespace
@@ -63,7 +63,7 @@ struct FrameReceiver::Parts {
   std::unique_ptr<DigestBoard> board;
 };
 
-// What a thread needs to place a frame.
+// The objects that a thread needs to place a frame.
 struct FrameReceiver::Lane {
   Lane(const Parts& parts, SlabWriter writer)
       : slabs(std::move(writer)),
@@ -84,7 +84,8 @@ absl::StatusOr<std::unique_ptr<FrameReceiver>> FrameReceiver::Make(
   CKPTD_ASSIGN_OR_RETURN(parts->schedule, BuildSchedule(*parts->index, parts->target));
   parts->slabs.emplace_back(slab);
   if (digests) parts->board = std::make_unique<DigestBoard>(parts->target, parts->slabs);
-  // A view of device memory keeps it: this must not, once the load has failed.
+  // A view of device memory keeps it allocated. This object must not do that once the load has
+  // failed.
   parts->target[0].slab = {};
   return std::unique_ptr<FrameReceiver>(new FrameReceiver(std::move(parts)));
 }
@@ -119,7 +120,7 @@ absl::Status FrameReceiver::Corrupt(const FrameHeader& header, const ItemCopies&
   return MakeError(absl::StatusCode::kDataLoss, reason::kTransferCorrupt,
                    fmt::format("receiving bytes {} to {} of {} for rank {} ({}): their checksum is "
                                "not the sender's; nothing was published, load again, and if it "
-                               "stays look at the network and memory of both hosts",
+                               "happens again look at the network and memory of both hosts",
                                header.begin, header.end, facts.at("file"), facts.at("rank"),
                                first == last ? "tensor " + first
                                              : fmt::format("tensors {} to {}", first, last)),
@@ -130,15 +131,15 @@ absl::Status FrameReceiver::Check(const FrameHeader& header, uint64_t bytes) con
   const auto& files = parts_->index->files;
   if (header.file >= files.size()) return Refuse(header, "the source has no such file");
   if (header.begin >= header.end || header.end > files[header.file].bytes) {
-    return Refuse(header, "no such range lies in the file");
+    return Refuse(header, "the file has no such range");
   }
   if (bytes == 0 || bytes > kMaxFrameBytes) {
-    return Refuse(header, fmt::format("a frame of {} bytes is none", bytes));
+    return Refuse(header, fmt::format("a frame cannot have {} bytes", bytes));
   }
   return absl::OkStatus();
 }
 
-// Each byte comes once, whoever sends it.
+// No byte may come twice, not even from different readers.
 absl::Status FrameReceiver::Claim(const FrameHeader& header) {
   std::map<uint64_t, uint64_t>& ranges = claimed_[header.file];
   uint64_t begin = header.begin;
@@ -169,7 +170,7 @@ absl::Status FrameReceiver::Take(const FrameHeader& header,
   std::unique_ptr<Lane> lane;
   {
     MutexLock lock(mutex_);
-    if (closed_ || !error_.ok()) return Refuse(header, "this load takes no more bytes");
+    if (closed_ || !error_.ok()) return Refuse(header, "this load accepts no more bytes");
     if (status.ok()) status = Claim(header);
     if (!status.ok()) {
       error_ = status;
@@ -193,7 +194,7 @@ absl::Status FrameReceiver::Take(const FrameHeader& header,
   MutexLock lock(mutex_);
   placed_ += placed[0];
   if (error_.ok()) error_ = status;
-  // Staging memory, too, is for loads that go on.
+  // After an error, staging memory goes back to the other loads.
   if (!error_.ok()) lanes_.clear();
   if (lane != nullptr && error_.ok()) lanes_.push_back(std::move(lane));
   if (--busy_ == 0) idle_.NotifyAll();
@@ -208,7 +209,7 @@ absl::Status FrameReceiver::Place(Lane& lane, const FrameHeader& header,
   uint64_t bytes = 0;
   for (const auto& piece : pieces) bytes += piece.size();
   if (copies.needed_bytes() != bytes) {
-    return Refuse(header, fmt::format("{} bytes came, the plan needs {} of them", bytes,
+    return Refuse(header, fmt::format("{} bytes came, and the plan needs {}", bytes,
                                       copies.needed_bytes()));
   }
   if (!copies.CutsNoElement()) return Refuse(header, "an element is cut");
@@ -224,7 +225,7 @@ absl::Status FrameReceiver::Place(Lane& lane, const FrameHeader& header,
         part = part.first(static_cast<size_t>(end - at));
         payload.Skip(part.size());
       } else {
-        // The first element past the end of the piece begins in it.
+        // The first element that ends past this piece begins in it.
         uint64_t whole = at + part.size();
         while (copies.CutAtElement(whole, range.end) == at) ++whole;
         const std::span<std::byte> gathered(element, static_cast<size_t>(whole - at));

@@ -1,6 +1,6 @@
-// Places the frames that readers elsewhere send to this rank: the same copying,
-// casting and digests as for what is read here, after every claim of a frame was
-// checked against this rank's own plan.
+// Places frames that readers on other hosts send to this rank. It checks every claim of a frame
+// against this rank's own plan. Copies, casts and digests are done by the same code as for local
+// reads.
 #ifndef CKPTD_SERVER_TRANSFER_FRAME_RECEIVER_H_
 #define CKPTD_SERVER_TRANSFER_FRAME_RECEIVER_H_
 
@@ -26,7 +26,8 @@ namespace ckptd {
 
 class ItemCopies;
 
-// Thread-safe. Owns its plan, and nothing of the slab, which lives while Take or Digests runs.
+// The streams of a prepared load share one. Thread-safe. It owns its plan. The slab must live
+// while Take or Digests runs.
 class FrameReceiver {
  public:
   // Errors: those of BuildSchedule.
@@ -35,20 +36,20 @@ class FrameReceiver {
       bool digests);
   ~FrameReceiver();
 
-  // Places one frame, whose payload lies in `pieces`. Errors, which end all
-  // receiving: InvalidArgument TRANSFER_INVALID for a frame that does not fit the
-  // plan or comes twice, DataLoss TRANSFER_CORRUPT for a wrong checksum (the slab
-  // holds the bad bytes then, and must not be published). They name the file, the
-  // offset and this rank.
+  // Places one frame, whose payload lies in `pieces`. An error ends all receiving. Errors:
+  // InvalidArgument TRANSFER_INVALID for a frame that does not fit the plan or comes twice,
+  // DataLoss TRANSFER_CORRUPT for a wrong checksum. After the latter the slab holds bad bytes and
+  // must not be published. Errors name the file, the offset and this rank.
   absl::Status Take(const FrameHeader& header, std::span<const std::span<const std::byte>> pieces);
 
   // Bytes of tensors placed so far.
   uint64_t placed_bytes() const;
 
-  // Refuses further frames and waits (at most `patience`) for those under way; the
-  // first error of Take, if any.
+  // Refuses further frames and waits at most `patience` for those in progress. Returns the first
+  // error of Take, if any.
   absl::Status Close(std::chrono::nanoseconds patience);
-  // After Close, when all bytes came in frames: digests per tensor, in plan order.
+  // The digest of each tensor, in plan order. Only after Close, and only if all bytes came in
+  // frames.
   absl::StatusOr<std::vector<uint64_t>> Digests() const;
 
  private:
@@ -69,7 +70,7 @@ class FrameReceiver {
   CondVar idle_;
   // Source ranges that have come, joined, per file: begin -> end.
   std::vector<std::map<uint64_t, uint64_t>> claimed_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::unique_ptr<Lane>> lanes_ ABSL_GUARDED_BY(mutex_);  // at rest
+  std::vector<std::unique_ptr<Lane>> lanes_ ABSL_GUARDED_BY(mutex_);  // not in use now
   size_t busy_ ABSL_GUARDED_BY(mutex_) = 0;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t placed_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -9,7 +9,7 @@
 namespace ckptd {
 
 FrameSender::FrameSender(std::span<const RemoteTarget> remotes) : remotes_(remotes) {
-  // No gaps: a byte that nobody needs costs more on a network than in memory.
+  // Gaps are not sent: unneeded bytes cost more on a network than in memory.
   for (const RemoteTarget& remote : remotes) {
     copies_.emplace_back(remote.schedule, remote.self, 0);
   }
@@ -73,7 +73,7 @@ void FrameSender::Add(uint64_t offset, std::span<const std::byte> data) {
                     static_cast<size_t>(to - from));
         parcel.filled += static_cast<size_t>(to - from);
       }
-      if (range.end > end) break;  // goes on in the next block
+      if (range.end > end) break;  // the range continues in the next block
     }
   }
 }

@@ -1,5 +1,5 @@
-// Cuts what a reader thread has read into frames for the ranks whose memory is
-// elsewhere.
+// Cuts the bytes that a reader thread has read into frames for ranks whose memory is not mapped
+// here.
 #ifndef CKPTD_SERVER_TRANSFER_FRAME_SENDER_H_
 #define CKPTD_SERVER_TRANSFER_FRAME_SENDER_H_
 
@@ -15,28 +15,28 @@
 
 namespace ckptd {
 
-// A target that has a sink, with the schedule of that target alone.
+// A target that has a sink, and the schedule of this target alone.
 struct RemoteTarget {
   size_t target = 0;  // index into the transfer's targets
   std::span<const TransferTarget> self;
   Schedule schedule;
 };
 
-// One per reader thread; not thread-safe. The remotes outlive it. Ranks that need
-// the same bytes of an item share one payload.
+// Each ItemWorker owns one. Not thread-safe: one per thread. `remotes` must outlive it. Ranks
+// that need the same bytes of an item share one payload.
 class FrameSender {
  public:
   explicit FrameSender(std::span<const RemoteTarget> remotes);
 
-  // Turns to an item of the whole transfer.
+  // Begins an item of the whole transfer.
   absl::Status Begin(uint32_t file, uint64_t begin, uint64_t end);
-  // Before each block: sends what is full, so that source bytes
-  // [offset, offset + bytes) find room. No element is cut at `offset`.
+  // Sends full frames, so that source bytes [offset, offset + bytes) find room. Call it before
+  // each block. `offset` must not cut an element.
   absl::Status MakeRoom(uint64_t offset, uint64_t bytes);
-  // The bytes that were read at `offset`; blocks come in ascending order. May be
-  // abandoned by longjmp while it reads `data`; the item is lost then.
+  // Adds the bytes that were read at `offset`. Offsets must ascend. May be abandoned by longjmp
+  // while it reads `data`; the item is lost then.
   void Add(uint64_t offset, std::span<const std::byte> data);
-  // Sends the rest; adds each target's bytes to done[target].
+  // Sends the rest, and adds each target's bytes to done[target].
   absl::Status Finish(std::span<uint64_t> done);
 
  private:
@@ -57,7 +57,7 @@ class FrameSender {
   const std::span<const RemoteTarget> remotes_;
   std::vector<ItemCopies> copies_;  // per remote
   std::vector<Parcel> parcels_;
-  size_t parcel_count_ = 0;  // of this item; the others keep their memory
+  size_t parcel_count_ = 0;  // those of this item; the others only keep their memory
   uint32_t file_ = 0;
   uint64_t begin_ = 0;
   uint64_t end_ = 0;

@@ -1,6 +1,6 @@
-// How bytes of a transfer reach a rank whose memory this process cannot map: the
-// reader cuts what that rank needs into frames, a sink carries them, and a
-// FrameReceiver (server/transfer/frame_receiver.h) over there places them.
+// Frames carry bytes of a transfer to a rank whose memory this process cannot map. The reader
+// cuts the bytes that the rank needs into frames. A TransferSink sends them. A FrameReceiver
+// (server/transfer/frame_receiver.h) on the rank's side places them.
 #ifndef CKPTD_SERVER_TRANSFER_FRAMES_H_
 #define CKPTD_SERVER_TRANSFER_FRAMES_H_
 
@@ -12,12 +12,12 @@
 
 namespace ckptd {
 
-// Most payload of a frame: small enough that a slow link shows progress often.
+// The largest payload of a frame: small enough that a slow link shows progress often.
 inline constexpr size_t kMaxFrameBytes = 1 << 20;
 
-// The payload is the bytes that the receiver's plan needs out of source bytes
-// [begin, end) of file number `file`, in file order, without gaps. Frames stand
-// for themselves: any order, any number of streams.
+// The payload is those of the source bytes [begin, end) of file number `file` that the receiver's
+// plan needs, in file order and without gaps. Each frame can be placed alone, so frames may come
+// in any order over any number of streams.
 struct FrameHeader {
   uint32_t file = 0;
   uint64_t begin = 0;
@@ -32,15 +32,15 @@ struct Frame {
   size_t bytes = 0;  // 1 to kMaxFrameBytes
 };
 
-// One rank that receives frames. Thread-safe. Owned by whoever runs the transfer.
+// Sends frames to one rank. The caller of the transfer owns it. Thread-safe. An error is final.
 class TransferSink {
  public:
-  virtual ~TransferSink() = default;  // what was not finished is cut off
-  // Returns when the frame is on its way; waits while the receiver is behind.
-  // Errors: what the receiver answered; Unavailable RANK_LOST naming the rank when
-  // nothing has moved for the time of a step.
+  virtual ~TransferSink() = default;  // cuts the stream off if Finish did not succeed
+  // Returns when the frame is on its way. Waits while the receiver is behind. Errors: the
+  // receiver's answer; Unavailable RANK_LOST naming the rank if nothing has moved for the step
+  // timeout.
   virtual absl::Status Send(const Frame& frame) = 0;
-  // After the last frame, once: waits until the receiver has placed all of them.
+  // Waits until the receiver has placed all frames. Call it once, after the last frame.
   virtual absl::Status Finish() = 0;
 };
 

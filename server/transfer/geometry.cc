@@ -18,8 +18,7 @@ absl::Status Malformed(const CopyOp& op, std::string_view why) {
                   op.file, op.file_offset, why));
 }
 
-// Span of `count` steps of `stride` over something `span` long. False when
-// steps overlap or numbers overflow.
+// Grows `span` to `count` steps of `stride`. False if steps overlap or numbers overflow.
 bool GrowSpan(uint64_t count, uint64_t stride, uint64_t& span) {
   if (count == 1) return true;
   uint64_t steps = 0;
@@ -31,7 +30,8 @@ absl::Status SetElement(const CopyOp& op, Geometry& g) {
   g.from = op.from;
   g.to = op.to;
   if (!op.casts()) return absl::OkStatus();
-  if (!IsCastable(op.from) || !IsCastable(op.to)) return Malformed(op, "casts what cannot be cast");
+  if (!IsCastable(op.from) || !IsCastable(op.to)) return Malformed(op, "casts types that have no "
+                                                                       "cast");
   g.from_size = BitsOf(op.from) / 8;
   g.to_size = BitsOf(op.to) / 8;
   return absl::OkStatus();
@@ -45,8 +45,8 @@ bool Aligned(const Geometry& g) {
   return true;
 }
 
-// Takes the op's loops, innermost first, into `g` (outermost first again at the
-// end), folding those that continue a run on both sides. False on overlap.
+// Takes the op's loops into `g`, innermost first, and folds those that continue a run on both
+// sides. At the end they are outermost first again. False on overlap.
 bool TakeLoops(const CopyOp& op, Geometry& g, uint64_t& source_span, uint64_t& local_span) {
   g.dense_local = true;
   for (uint32_t d = op.dims; d-- > 0;) {

@@ -1,5 +1,5 @@
-// The arithmetic of one CopyOp: which source bytes it needs and where each lands
-// in the local tensor. Plain values; pure.
+// The arithmetic of one CopyOp: which source bytes it needs, and where each lands in the local
+// tensor. Plain values, pure functions.
 #ifndef CKPTD_SERVER_TRANSFER_GEOMETRY_H_
 #define CKPTD_SERVER_TRANSFER_GEOMETRY_H_
 
@@ -11,13 +11,13 @@
 
 namespace ckptd {
 
-// A CopyOp with its loops folded as far as they go, so that a contiguous copy
-// has dims == 0. Runs ascend and do not overlap on either side. Positions are
-// bytes: "source" in the file, "local" in the tensor.
+// A CopyOp with its loops folded as far as possible, so that a contiguous copy has dims == 0.
+// Runs ascend and do not overlap on either side. Positions are bytes: "source" in the file,
+// "local" in the tensor.
 struct Geometry {
   uint64_t begin = 0;  // source
   uint64_t end = 0;    // source, one past the last byte
-  uint64_t local = 0;  // of the byte at `begin`
+  uint64_t local = 0;  // position of the byte at `begin`
   Dtype from = Dtype::kUnspecified;
   Dtype to = Dtype::kUnspecified;
   uint32_t from_size = 1;  // both 1 when nothing is cast
@@ -37,24 +37,24 @@ struct Geometry {
   uint64_t ToSource(uint64_t local_bytes) const { return local_bytes / to_size * from_size; }
 };
 
-// `tensor_offset` is where the tensor starts in its slab. Errors: Internal
-// COVERAGE when the op is malformed: loops that overlap or overflow, an
-// unknown cast, a start before the tensor. An op without bytes has runs == 0.
+// `tensor_offset` is where the tensor starts in its slab. An op without bytes gets runs == 0.
+// Errors: Internal COVERAGE for a malformed op: loops that overlap or overflow, an unknown cast,
+// a start before the tensor.
 absl::StatusOr<Geometry> MakeGeometry(const CopyOp& op, uint64_t tensor_offset);
 
-// Same bytes to the same local places.
+// Whether both copy the same bytes to the same local places.
 bool SameCopy(const Geometry& a, const Geometry& b);
 
 // Bytes of the op's target that come from source positions below `source`.
 uint64_t LocalBytesBefore(const Geometry& geometry, uint64_t source);
 
-// Walks the runs of a geometry in source order, beginning with the first one
-// that ends past `source`.
+// Visits the runs of a geometry in source order, beginning with the first one that ends past
+// `source`.
 class RunCursor {
  public:
   RunCursor(const Geometry& geometry, uint64_t source);
   bool done() const { return done_; }
-  uint64_t source() const { return source_; }  // of the run's first byte
+  uint64_t source() const { return source_; }  // position of the run's first byte
   uint64_t local() const { return local_; }
   uint64_t index() const;  // number of runs before this one
   void Next();

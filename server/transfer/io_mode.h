@@ -1,4 +1,4 @@
-// By which way the bytes of a source file come.
+// How the bytes of a source file are read.
 #ifndef CKPTD_SERVER_TRANSFER_IO_MODE_H_
 #define CKPTD_SERVER_TRANSFER_IO_MODE_H_
 
@@ -7,12 +7,12 @@
 namespace ckptd {
 
 enum class IoMode : uint8_t {
-  // For each item: mapped when it is cached (buffered for staging, and where mapping is found to
-  // be slow), else direct, else buffered.
+  // Chosen for each item. Cached items are mapped, but buffered for staging memory and where
+  // mapping proves slow. Other items are read directly, or buffered where that is not possible.
   kAuto,
   kMap,     // a mapping of the page cache, which saves a copy
-  kBuffer,  // pread into a small buffer, or straight into staging memory: works everywhere
-  kDirect,  // past the page cache; where that cannot be, buffered
+  kBuffer,  // pread into a small buffer, or straight into staging memory; works everywhere
+  kDirect,  // past the page cache; buffered where that is not possible
 };
 
 }  // namespace ckptd

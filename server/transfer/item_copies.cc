@@ -7,13 +7,13 @@
 namespace ckptd {
 namespace {
 
-// Strided copies that share rows are dealt out row by row, in the order of the
-// file: copy by copy would leap through memory once per copy, three times slower.
-// Rows shorter than this are dealt out several at a time.
+// Strided copies that share rows are done row by row, in the order of the file. Copy by copy they
+// would pass through memory once per copy, which is three times slower. Rows shorter than this
+// are done several at a time.
 constexpr uint64_t kMinScatterBytes = 4 << 10;
-// Each part looks at every copy of the item.
+// A bound, because each part looks at every copy of the item.
 constexpr size_t kMaxScatterCopies = 256;
-// No element is longer: a part never ends before it begins.
+// No element is longer than this, so a part never ends before it begins.
 constexpr uint64_t kShortestPart = 64;
 
 }  // namespace
@@ -49,7 +49,7 @@ void ItemCopies::FindRanges() {
   cursors_.clear();
   for (const Active& active : actives_) cursors_.emplace_back(active.geometry, item_.begin);
   ranges_.clear();
-  // Part by part, because then they come out sorted but for rare layouts.
+  // Ranges are added part by part, because then they come out sorted in all but rare layouts.
   for (uint64_t at = item_.begin; at < item_.end;) {
     const uint64_t end = PartEnd(at, item_.end);
     for (size_t i = 0; i < cursors_.size(); ++i) {

@@ -1,5 +1,5 @@
-// Which source bytes of one work item its copies need, and where the item may be
-// cut. Reading, sending and placing all go by this.
+// Tells which source bytes of one work item its copies need, and where the item may be cut.
+// Reading, sending and placing all use this.
 #ifndef CKPTD_SERVER_TRANSFER_ITEM_COPIES_H_
 #define CKPTD_SERVER_TRANSFER_ITEM_COPIES_H_
 
@@ -24,7 +24,7 @@ struct SourceRange {
   }
 };
 
-// One per thread; not thread-safe. The schedule and its targets outlive it.
+// Not thread-safe: one per thread. The schedule and its targets must outlive it.
 class ItemCopies {
  public:
   // A copy that takes part in this item.
@@ -33,11 +33,11 @@ class ItemCopies {
     const SharedCopy* copy = nullptr;
   };
 
-  // `join_gap`: ranges that lie this close or closer become one.
+  // `join_gap`: ranges that are at most this far apart become one.
   ItemCopies(const Schedule& schedule, std::span<const TransferTarget> targets, uint64_t join_gap)
       : schedule_(schedule), targets_(targets), join_gap_(join_gap) {}
 
-  // Turns to an item. Errors: none for items of BuildSchedule.
+  // Begins an item. Errors: none for items of BuildSchedule.
   absl::Status Begin(const WorkItem& item);
 
   const WorkItem& item() const { return item_; }
@@ -50,13 +50,13 @@ class ItemCopies {
   // Bytes that the item puts into all its destinations together.
   uint64_t local_bytes() const;
 
-  // `end`, or the last place before it where no element that is cast is cut;
-  // `limit` when `end` reaches it.
+  // `end`, or the last position before it that cuts no element of a cast. `limit` if `end`
+  // reaches it.
   uint64_t CutAtElement(uint64_t end, uint64_t limit) const;
   // False when the item begins or ends within an element that is cast.
   bool CutsNoElement() const;
-  // Where the part that begins at `offset` ends when strided copies share what
-  // is read: parts are dealt out one after the other. At most `limit`.
+  // Where the part that begins at `offset` ends, at most `limit`. If strided copies share source
+  // bytes, each part is placed for all of them before the next one.
   uint64_t PartEnd(uint64_t offset, uint64_t limit) const;
   // Name of a tensor that needs the byte at `offset` or the next one after it.
   const std::string& TensorAt(uint64_t offset) const;
@@ -73,8 +73,7 @@ class ItemCopies {
   std::vector<RunCursor> cursors_;
   std::vector<SourceRange> ranges_;
   uint64_t needed_bytes_ = 0;
-  // When strided copies share what is read: length of the parts that are dealt
-  // out, and where some part begins. 0: no parts.
+  // Length of those parts, and a position where some part begins. 0: no parts.
   uint64_t scatter_step_ = 0;
   uint64_t scatter_base_ = 0;
 };

@@ -12,17 +12,18 @@
 namespace ckptd {
 namespace {
 
-// Cast output waits here, in the first-level cache, to be hashed and streamed
-// out. A multiple of every element size.
+// Cast output waits here, in the first-level cache, to be hashed and streamed out. A multiple of
+// every element size.
 constexpr size_t kCastBytes = 8 << 10;
-// Copied in steps of this when the bytes are used more than once, so that the
-// second use finds them in cache.
+// Bytes that are used more than once are copied in pieces of this size, so that the second use
+// finds them in cache.
 constexpr uint64_t kStepBytes = 32 << 10;
-// On average, of copies that are read one by one: below this, reading gaps along is cheaper.
-constexpr uint64_t kLeastRead = 32 << 10;
-// Of what one copy puts into several GPUs: less is cheaper written for each, among what else
-// that one gets, than copied on by itself.
-constexpr uint64_t kLeastTogether = 64 << 10;
+// Average bytes per copy when copies are read one by one. Below this, reading the gaps as well is
+// cheaper.
+constexpr uint64_t kMinReadBytes = 32 << 10;
+// Bytes of one copy for several GPUs. For less than this, writing to each GPU's staged bytes is
+// cheaper than a copy of its own.
+constexpr uint64_t kMinGroupBytes = 64 << 10;
 
 }  // namespace
 
@@ -38,7 +39,7 @@ ItemPlacer::ItemPlacer(const ItemCopies& copies, std::span<const TransferTarget>
 
 void ItemPlacer::Begin() {
   actives_.clear();
-  together_.clear();
+  grouped_.clear();
   fills_.clear();
   slots_in_use_ = 0;
   for (const ItemCopies::Active& copy : copies_.actives()) {
@@ -47,7 +48,7 @@ void ItemPlacer::Begin() {
     const Destination& first = copies_.DestinationsOf(copy).front();
     active.tensor_bytes = targets_[first.target].plan->tensors[first.tensor].bytes;
     if (board_ != nullptr) FindWholeBlocks(active);
-    FindTogether(active);
+    FindGrouped(active);
     actives_.push_back(active);
   }
   plain_ = AllPlain();
@@ -55,15 +56,15 @@ void ItemPlacer::Begin() {
 }
 
 bool ItemPlacer::AllPlain() const {
-  if (copies_.needed_bytes() < actives_.size() * kLeastRead) return false;
+  if (copies_.needed_bytes() < actives_.size() * kMinReadBytes) return false;
   uint64_t end = 0;
   for (const Active& active : actives_) {
     const Geometry& g = active.geometry();
     const auto to = DestinationsOf(active);
-    // Copies ascend by where they begin.
+    // Copies are sorted by their begin.
     if (g.casts() || g.dims > 0 || g.begin < end) return false;
     const bool one_place = to.size() == 1 ? slabs_.Stages(to.front().target)
-                                          : active.together == to.size();
+                                          : active.grouped == to.size();
     if (!one_place) return false;
     end = g.end;
   }
@@ -80,31 +81,31 @@ void ItemPlacer::FindWholeBlocks(Active& active) const {
   if (to == active.tensor_bytes && to % kDigestBlockBytes != 0) ++active.last_whole;
 }
 
-void ItemPlacer::FindTogether(Active& active) {
+void ItemPlacer::FindGrouped(Active& active) {
   const Geometry& g = active.geometry();
   const WorkItem& item = copies_.item();
-  if (LocalBytesBefore(g, item.end) - LocalBytesBefore(g, item.begin) < kLeastTogether) return;
-  active.first_together = together_.size();
+  if (LocalBytesBefore(g, item.end) - LocalBytesBefore(g, item.begin) < kMinGroupBytes) return;
+  active.first_grouped = grouped_.size();
   for (const Destination& where : DestinationsOf(active)) {
     if (!slabs_.Stages(where.target)) continue;
-    together_.push_back(slabs_.PlaceOf(where.target, TensorAt(where)));
+    grouped_.push_back(slabs_.PlaceOf(where.target, TensorAt(where)));
   }
-  active.together = together_.size() - active.first_together;
+  active.grouped = grouped_.size() - active.first_grouped;
 }
 
-void ItemPlacer::LeaveToDevices(uint64_t offset, std::span<const std::byte> data) {
+void ItemPlacer::PlaceOnDevices(uint64_t offset, std::span<const std::byte> data) {
   const bool placed = blocks_.Place(offset, data);
   for (size_t i = 0; i < actives_.size(); ++i) {
     Active& active = actives_[i];
-    active.left = placed && blocks_.Takes(i);
-    if (!active.left || board_ != nullptr) continue;
+    active.on_device = placed && blocks_.HandlesCopy(i);
+    if (!active.on_device || board_ != nullptr) continue;
     const Geometry& g = active.geometry();
     active.placed += LocalBytesBefore(g, offset + data.size()) - LocalBytesBefore(g, offset);
   }
 }
 
 void ItemPlacer::Place(uint64_t offset, std::span<const std::byte> data) {
-  LeaveToDevices(offset, data);
+  PlaceOnDevices(offset, data);
   while (!data.empty()) {
     const auto n = static_cast<size_t>(copies_.PartEnd(offset, offset + data.size()) - offset);
     PlacePart(offset, data.first(n));
@@ -123,7 +124,7 @@ absl::Status ItemPlacer::PlaceByReading(uint64_t offset, uint64_t end, ReadTo re
 }
 
 absl::Status ItemPlacer::ReadRun(Active& active, uint64_t from, uint64_t to, ReadTo read) {
-  active.left = true;  // in place already when it is hashed
+  active.on_device = true;  // Move must not write it again when it is hashed
   const uint64_t first = active.geometry().local + (from - active.geometry().begin);
   uint64_t local = first;
   absl::Status status;
@@ -141,7 +142,7 @@ void ItemPlacer::PlacePart(uint64_t offset, std::span<const std::byte> data) {
   for (Active& active : actives_) {
     const SharedCopy& copy = *active.copy->copy;
     if (copy.begin >= end || copy.end <= offset) continue;
-    if (active.left && board_ == nullptr) continue;
+    if (active.on_device && board_ == nullptr) continue;
     const Geometry& g = active.geometry();
     for (RunCursor run(g, offset); !run.done() && run.source() < end; run.Next()) {
       const uint64_t from = std::max(run.source(), offset);
@@ -152,7 +153,7 @@ void ItemPlacer::PlacePart(uint64_t offset, std::span<const std::byte> data) {
   }
 }
 
-// `bytes` and `local` count bytes of the target, here and below.
+// Here and below, `bytes` and `local` count bytes of the target.
 void ItemPlacer::PlaceRun(Active& active, const std::byte* data, uint64_t local, uint64_t bytes) {
   active.placed += bytes;
   if (board_ == nullptr) {
@@ -174,7 +175,7 @@ void ItemPlacer::PlaceRun(Active& active, const std::byte* data, uint64_t local,
   }
 }
 
-// Part of a block that this item fills alone, so its parts come in order.
+// The item fills this block alone, so the block's parts come in order.
 void ItemPlacer::PlaceInBlock(Active& active, const std::byte* data, uint64_t local,
                               uint64_t bytes) {
   const uint64_t block = local / kDigestBlockBytes;
@@ -205,7 +206,7 @@ int ItemPlacer::TakeSlot() {
 
 void ItemPlacer::Move(const Active& active, const std::byte* data, uint64_t local, uint64_t bytes,
                       Xxh3Stream* hash) {
-  if (active.left && hash == nullptr) return;
+  if (active.on_device && hash == nullptr) return;
   const Geometry& g = active.geometry();
   const bool reused = hash != nullptr || active.copy->copy->destinations > 1;
   const uint64_t step = g.casts() ? kCastBytes : reused ? kStepBytes : bytes;
@@ -217,7 +218,7 @@ void ItemPlacer::Move(const Active& active, const std::byte* data, uint64_t loca
       out = cast_buffer_.get();
     }
     if (hash != nullptr) hash->Update({out, static_cast<size_t>(n)});
-    if (!active.left) Write(active, out, local, n);
+    if (!active.on_device) Write(active, out, local, n);
     data += g.ToSource(n);
     local += n;
     bytes -= n;
@@ -228,7 +229,7 @@ void ItemPlacer::Write(const Active& active, const std::byte* bytes, uint64_t lo
                        uint64_t count) {
   const std::byte* from = bytes;
   Visit(active, local, count, [&](std::byte* to, size_t n) {
-    if (from == bytes + count) from = bytes;  // the next destination's
+    if (from == bytes + count) from = bytes;  // the next destination gets the same bytes
     StreamCopy(to, from, n);
     from += n;
   });
@@ -236,9 +237,9 @@ void ItemPlacer::Write(const Active& active, const std::byte* bytes, uint64_t lo
 
 template <typename Fill>
 void ItemPlacer::Visit(const Active& active, uint64_t local, uint64_t bytes, const Fill& fill) {
-  if (active.together > 0) slabs_.ForAll(TogetherOf(active), local, bytes, fill);
+  if (active.grouped > 0) slabs_.ForAll(GroupedPlacesOf(active), local, bytes, fill);
   for (const Destination& where : DestinationsOf(active)) {
-    if (active.together > 0 && slabs_.Stages(where.target)) continue;
+    if (active.grouped > 0 && slabs_.Stages(where.target)) continue;
     slabs_.ForEach(where.target, TensorAt(where) + local, bytes, fill);
   }
 }

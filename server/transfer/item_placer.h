@@ -1,5 +1,5 @@
-// Puts the bytes of one work item where they belong: copies, casts, scatters,
-// and hashes on the way.
+// Puts the bytes of one work item into their places: copies, casts and scatters them, and hashes
+// them in the same pass.
 #ifndef CKPTD_SERVER_TRANSFER_ITEM_PLACER_H_
 #define CKPTD_SERVER_TRANSFER_ITEM_PLACER_H_
 
@@ -19,39 +19,40 @@
 
 namespace ckptd {
 
-// One per thread; not thread-safe. What it is made with must outlive it.
+// Each ItemWorker owns one. Not thread-safe: one per thread. The constructor's arguments must
+// outlive it.
 class ItemPlacer {
  public:
-  // Places what `copies` says, whose targets these are, by this thread's writer.
-  // `board` is null when no digests are wanted.
+  // `targets` are the targets of `copies`. `board` is null if no digests are wanted.
   ItemPlacer(const ItemCopies& copies, std::span<const TransferTarget> targets,
              SlabWriter& slabs, DigestBoard* board);
 
-  // `copies` has turned to another item.
+  // Call this after `copies` has begun another item.
   void Begin();
 
-  // Places what comes from source bytes [offset, offset + data.size()). Blocks
-  // come in ascending order. May be abandoned by longjmp while it reads `data`;
-  // the item is lost then.
+  // Places the source bytes [offset, offset + data.size()). Offsets must ascend. May be abandoned
+  // by longjmp while it reads `data`; the item is lost then.
   void Place(uint64_t offset, std::span<const std::byte> data);
 
-  // Whether every byte of the item that is needed goes, as it is, to staging memory, to one
-  // place there, and in pieces long enough: reading it there saves a copy.
+  // Whether each needed byte of the item goes uncast to one place in staging memory, in pieces
+  // that are long enough. Reading straight into that memory then saves a copy.
   bool plain() const { return plain_; }
-  // Instead of Place, where plain(): has read(offset, place) bring the needed ones of the
-  // source bytes [offset, end) to their places. Errors: those of `read`; the item is lost then.
+  // Does the work of Place when plain(): calls read(offset, place) to bring the needed ones of
+  // the source bytes [offset, end) into their places. Errors: those of `read`; the item is lost
+  // then.
   using ReadTo = absl::FunctionRef<absl::Status(uint64_t offset, std::span<std::byte> place)>;
   absl::Status PlaceByReading(uint64_t offset, uint64_t end, ReadTo read);
 
-  // After the last block (the writer may still copy on what it staged): settles digests,
-  // adds the target bytes placed to `done[target]`. Internal COVERAGE if bytes came twice.
+  // Call this after the last block. Completes digests, and adds the placed bytes to
+  // `done[target]`. The writer may still copy staged bytes to their device. Errors: Internal
+  // COVERAGE if bytes came twice.
   absl::Status Finish(std::span<uint64_t> done);
 
  private:
   static constexpr int kNoSlot = -1;
   static constexpr size_t kSlots = 64;
 
-  // What has been done of a copy that takes part in this item.
+  // A copy of this item, and how much of it is done.
   struct Active {
     const ItemCopies::Active* copy = nullptr;
     uint64_t tensor_bytes = 0;
@@ -59,12 +60,12 @@ class ItemPlacer {
     // Blocks that this item fills alone: [first_whole, last_whole).
     uint64_t first_whole = 0;
     uint64_t last_whole = 0;
-    int slot = kNoSlot;  // of the block being hashed
-    bool left = false;   // of what is placed now: its device does it, here it is hashed
-    // Destinations in staged memory that are written once, for all of them: together_[first]
+    int slot = kNoSlot;      // slot of the block that is being hashed
+    bool on_device = false;  // the device places the current bytes, so they are only hashed here
+    // Destinations in staged memory for which the bytes are written once: grouped_[first_grouped]
     // and those after it.
-    size_t first_together = 0;
-    size_t together = 0;
+    size_t first_grouped = 0;
+    size_t grouped = 0;
 
     const Geometry& geometry() const { return copy->geometry; }
   };
@@ -75,21 +76,22 @@ class ItemPlacer {
   };
 
   void FindWholeBlocks(Active& active) const;
-  void FindTogether(Active& active);
+  void FindGrouped(Active& active);
   bool AllPlain() const;
   absl::Status ReadRun(Active& active, uint64_t from, uint64_t to, ReadTo read);
-  void LeaveToDevices(uint64_t offset, std::span<const std::byte> data);
+  void PlaceOnDevices(uint64_t offset, std::span<const std::byte> data);
   void PlacePart(uint64_t offset, std::span<const std::byte> data);
   void PlaceRun(Active& active, const std::byte* data, uint64_t local, uint64_t bytes);
   void PlaceInBlock(Active& active, const std::byte* data, uint64_t local, uint64_t bytes);
   void Move(const Active& active, const std::byte* data, uint64_t local, uint64_t bytes,
             Xxh3Stream* hash);
   void Write(const Active& active, const std::byte* bytes, uint64_t local, uint64_t count);
-  // fill(std::byte* to, size_t n) for all memory that takes [local, local + bytes) of the
-  // copy's tensor: all of it for one destination, or those together, then for the next one.
+  // Calls fill(std::byte* to, size_t n) for all memory that takes the bytes [local, local +
+  // bytes) of the copy's tensor. The grouped destinations come first, as one, then each other
+  // destination.
   template <typename Fill>
   void Visit(const Active& active, uint64_t local, uint64_t bytes, const Fill& fill);
-  uint64_t TensorAt(const Destination& where) const;  // in its slab
+  uint64_t TensorAt(const Destination& where) const;  // position in its slab
   void AddFill(const Active& active, uint64_t block, uint64_t bytes);
   std::span<const Destination> DestinationsOf(const Active& active) const {
     return copies_.DestinationsOf(*active.copy);
@@ -102,16 +104,16 @@ class ItemPlacer {
   BlockPlacer blocks_;
   DigestBoard* const board_;
 
-  std::span<const StagedPlace> TogetherOf(const Active& active) const {
-    return std::span(together_).subspan(active.first_together, active.together);
+  std::span<const StagedPlace> GroupedPlacesOf(const Active& active) const {
+    return std::span(grouped_).subspan(active.first_grouped, active.grouped);
   }
 
   std::vector<Active> actives_;
-  std::vector<StagedPlace> together_;
+  std::vector<StagedPlace> grouped_;
   bool plain_ = false;
   std::vector<PendingFill> fills_;
   std::vector<Xxh3Stream> streams_;  // kSlots of them, when digests are wanted
-  uint64_t slots_in_use_ = 0;        // bit per slot
+  uint64_t slots_in_use_ = 0;        // one bit per slot
   std::unique_ptr<std::byte[]> cast_buffer_;
 };
 

@@ -15,7 +15,7 @@ ItemWorker::Tools::Tools(const TransferWindow& window, SlabWriter& slabs)
       sender(parts.remotes),
       placed(parts.here.size()) {}
 
-void ItemWorker::TurnTo(std::shared_ptr<const TransferWindow> window) {
+void ItemWorker::UseWindow(std::shared_ptr<const TransferWindow> window) {
   if (window == window_) return;
   tools_.emplace(*window, slabs_);
   window_ = std::move(window);
@@ -23,7 +23,7 @@ void ItemWorker::TurnTo(std::shared_ptr<const TransferWindow> window) {
 
 absl::Status ItemWorker::Do(std::shared_ptr<const TransferWindow> window, const WorkItem& item,
                             std::span<uint64_t> done, absl::FunctionRef<absl::Status()> poll) {
-  TurnTo(std::move(window));
+  UseWindow(std::move(window));
   CKPTD_RETURN_IF_ERROR(Begin(item));
   uint64_t unpolled = 0;
   for (const SourceRange& range : tools_->wanted.ranges()) {
@@ -50,24 +50,24 @@ absl::Status ItemWorker::Begin(const WorkItem& item) {
     CKPTD_RETURN_IF_ERROR(tools_->sender.Begin(item.file, item.begin, item.end));
   }
   tools_->placer.Begin();
-  const bool elsewhere = !sends() && tools_->placer.plain();
-  return Blame(reader_.Begin(item, elsewhere, tools_->wanted.ranges()), item.begin);
+  const bool direct_to_target = !sends() && tools_->placer.plain();
+  return NameTensor(reader_.Begin(item, direct_to_target, tools_->wanted.ranges()), item.begin);
 }
 
 absl::Status ItemWorker::DoBlock(uint64_t begin, uint64_t end) {
   if (in_place()) {
     const auto read = [this](uint64_t offset, std::span<std::byte> place) {
-      return Blame(reader_.ReadTo(offset, place), offset);
+      return NameTensor(reader_.ReadTo(offset, place), offset);
     };
     return tools_->placer.PlaceByReading(begin, end, read);
   }
   if (sends()) CKPTD_RETURN_IF_ERROR(tools_->sender.MakeRoom(begin, end - begin));
-  const absl::Status status = reader_.Use(
+  const absl::Status status = reader_.WithBlock(
       begin, static_cast<size_t>(end - begin), [this, begin](std::span<const std::byte> data) {
         tools_->placer.Place(begin, data);
         if (sends()) tools_->sender.Add(begin, data);
       });
-  return Blame(status, begin);
+  return NameTensor(status, begin);
 }
 
 absl::Status ItemWorker::Finish(std::span<uint64_t> done) {
@@ -79,7 +79,7 @@ absl::Status ItemWorker::Finish(std::span<uint64_t> done) {
   return sends() ? tools_->sender.Finish(done) : absl::OkStatus();
 }
 
-absl::Status ItemWorker::Blame(const absl::Status& status, uint64_t offset) const {
+absl::Status ItemWorker::NameTensor(const absl::Status& status, uint64_t offset) const {
   if (status.ok()) return status;
   const std::string& tensor = tools_->wanted.TensorAt(offset);
   return WithFact(WithContext(status, "loading tensor " + tensor), "tensor", tensor);

@@ -1,5 +1,5 @@
-// One reader thread's tools: reads an item once, places what belongs here and
-// sends what belongs elsewhere.
+// Does the work items of one reader thread: reads an item once, places it in local memory and
+// sends it to other hosts.
 #ifndef CKPTD_SERVER_TRANSFER_ITEM_WORKER_H_
 #define CKPTD_SERVER_TRANSFER_ITEM_WORKER_H_
 
@@ -20,54 +20,55 @@
 
 namespace ckptd {
 
-// Not thread-safe. What it is made with must outlive it.
+// Each reader thread owns one. Not thread-safe. The constructor's arguments must outlive it.
 class ItemWorker {
  public:
-  // `slabs` writes those of the targets here.
+  // `slabs` writes to the targets whose memory is here.
   ItemWorker(SlabWriter& slabs, SourceFiles& files, size_t direct_reads)
       : slabs_(slabs), reader_(files, direct_reads) {}
 
-  // Before `item` is done; see BlockReader::Ahead.
-  bool Ahead(const WorkItem& item) { return reader_.Ahead(item); }
-  // While one is done; see BlockReader::HasRoom.
+  // Call this before Do for `item`; see BlockReader::Prefetch.
+  bool Prefetch(const WorkItem& item) { return reader_.Prefetch(item); }
+  // May be called from the `poll` of Do; see BlockReader::HasRoom.
   bool HasRoom() const { return reader_.HasRoom(); }
 
-  // `item` is of `window`. Adds each target's bytes to done[target]. `poll` is called
-  // about once per MiB; its error ends the item. Errors name file and tensor.
+  // Does `item` of `window`, and adds each target's bytes to done[target]. Calls `poll` about
+  // once per MiB; its error ends the item. Errors name file and tensor.
   absl::Status Do(std::shared_ptr<const TransferWindow> window, const WorkItem& item,
                   std::span<uint64_t> done, absl::FunctionRef<absl::Status()> poll);
-  // Of the last item, each byte counted once.
+  // Source bytes that the last item needed, each counted once.
   uint64_t needed_bytes() const { return tools_->wanted.needed_bytes(); }
   // How the last item was read.
-  IoMode way() const { return reader_.way(); }
+  IoMode io_mode() const { return reader_.io_mode(); }
 
  private:
-  // What is made for a window.
+  // Objects that are built for one window.
   struct Tools {
     Tools(const TransferWindow& window, SlabWriter& slabs);
 
     const TransferParts& parts;
-    ItemCopies wanted;  // by anybody: what is read
-    ItemCopies here;    // by targets here, when others are elsewhere
+    ItemCopies wanted;  // copies of all targets: what is read
+    ItemCopies here;    // copies of targets whose memory is here
     ItemPlacer placer;
     FrameSender sender;
-    std::vector<uint64_t> placed;  // per target here
+    std::vector<uint64_t> placed;  // per such target
   };
 
-  void TurnTo(std::shared_ptr<const TransferWindow> window);
+  void UseWindow(std::shared_ptr<const TransferWindow> window);
   absl::Status Begin(const WorkItem& item);
   absl::Status DoBlock(uint64_t begin, uint64_t end);
   absl::Status Finish(std::span<uint64_t> done);
-  absl::Status Blame(const absl::Status& status, uint64_t offset) const;
+  absl::Status NameTensor(const absl::Status& status, uint64_t offset) const;
   bool sends() const { return !tools_->parts.remotes.empty(); }
-  // Else bytes pass through caches on their way, to be hashed or sent.
+  // Whether bytes are read straight to their places. Otherwise they pass through a buffer, to be
+  // hashed or sent.
   bool in_place() const {
-    return reader_.way() == IoMode::kBuffer && !sends() && tools_->placer.plain();
+    return reader_.io_mode() == IoMode::kBuffer && !sends() && tools_->placer.plain();
   }
 
   SlabWriter& slabs_;
   BlockReader reader_;
-  std::shared_ptr<const TransferWindow> window_;  // outlives its tools
+  std::shared_ptr<const TransferWindow> window_;  // must outlive `tools_`
   std::optional<Tools> tools_;
 };
 

@@ -14,15 +14,15 @@
 namespace ckptd {
 namespace {
 
-// Copies of an item are looked at once per block read, so a bound keeps
-// thousands of tiny tensors from costing quadratic time.
+// Each block that is read looks at all copies of its item. The bound keeps thousands of tiny
+// tensors from costing quadratic time.
 constexpr uint32_t kMaxCopiesPerItem = 4096;
 constexpr uint64_t kMaxRunsPerItem = 1 << 16;
 constexpr uint64_t kMinItemBytes = 64 << 10;
 constexpr uint64_t kMaxItemBytes = 32 << 20;
-// A few bytes at both ends of a file with holes may lie exabytes apart.
+// Bounds the work for a sparse file, where a few bytes at both ends may lie exabytes apart.
 constexpr uint64_t kMaxItems = 1 << 20;
-constexpr uint64_t kJoinGap = 64 << 10;  // copies further apart get items of their own
+constexpr uint64_t kJoinGap = 64 << 10;  // copies further apart are in different items
 
 struct Candidate {
   const CopyOp* op = nullptr;
@@ -96,13 +96,13 @@ absl::StatusOr<std::vector<Candidate>> CollectCandidates(const CheckpointIndex& 
       all.push_back(candidate);
     }
   }
-  // Everything that tells two copies apart, so that equal ones are neighbours.
+  // Compares everything in which two copies may differ, so that equal ones become neighbours.
   const auto key = [](const Candidate& c) {
     return std::make_tuple(c.op->file, c.begin, c.end, c.op->from, c.op->to,
                            c.op->slab_offset - c.tensor_offset, c.op->run_bytes, c.op->dims);
   };
   const auto before = [&key](const Candidate& a, const Candidate& b) { return key(a) < key(b); };
-  // A single target's copies come in file order.
+  // The copies of a single target are sorted already.
   if (!std::is_sorted(all.begin(), all.end(), before)) {
     std::stable_sort(all.begin(), all.end(), before);
   }
@@ -144,14 +144,14 @@ absl::Status ShareCopies(std::span<const TransferTarget> targets,
   return absl::OkStatus();
 }
 
-// Elements that a zone's casts read; cuts must not split one.
+// The positions of the elements that a zone's casts read. Cuts must not split one.
 struct ElementGrid {
   uint64_t size = 1;
-  uint64_t at = 0;  // some element starts here
+  uint64_t at = 0;  // an element starts here
 };
 
-// A zone is a set of copies that overlap in the file. Its grid; an error when
-// its casts disagree where elements start.
+// A zone is a set of copies that overlap in the file. Returns its grid, or an error if its casts
+// disagree where elements start.
 absl::StatusOr<ElementGrid> GridOf(const Schedule& schedule, const WorkItem& zone) {
   ElementGrid grid;
   for (uint32_t i = zone.first_copy; i < zone.last_copy; ++i) {
@@ -169,9 +169,9 @@ absl::StatusOr<ElementGrid> GridOf(const Schedule& schedule, const WorkItem& zon
   return grid;
 }
 
-// Where a zone may be cut.
+// The positions where a zone may be cut.
 struct Cutter {
-  uint64_t base = 0;  // cuts lie at base + k * step
+  uint64_t base = 0;  // cuts are at base + k * step
   uint64_t step = kItemBytes;
 
   uint64_t NextAfter(uint64_t position) const {
@@ -180,8 +180,8 @@ struct Cutter {
   }
 };
 
-// Cuts of a contiguous copy follow the digest blocks of its tensor, so that a
-// block is hashed from the source while it is in cache.
+// A contiguous copy is cut at the digest blocks of its tensor, so that a block is hashed from the
+// source while it is in cache.
 Cutter CutAtBlocks(const Geometry& g) {
   const uint64_t to_boundary =
       (kDigestBlockBytes - g.local % kDigestBlockBytes) % kDigestBlockBytes;
@@ -191,10 +191,10 @@ Cutter CutAtBlocks(const Geometry& g) {
   return cutter;
 }
 
-// Cuts of rows that are dealt out in columns. Where column width divides a
-// block, rows can be cut so that every copy's blocks are whole; otherwise items
-// of several blocks leave few that straddle a cut (those are hashed from the
-// slab, in a second pass over its memory). `runs` is of all copies of the zone.
+// Cuts rows whose columns go to different copies. If the column width divides a block, rows can
+// be cut so that every copy's blocks are whole. Otherwise items of several blocks leave few
+// blocks that straddle a cut. Such blocks are hashed from the slab, in a second pass over its
+// memory. `runs` counts the runs of all copies of the zone.
 Cutter CutAtRows(const WorkItem& zone, const Geometry& g, uint64_t runs) {
   const uint64_t run_span = std::max<uint64_t>(1, (zone.end - zone.begin) / runs);
   const uint64_t most = run_span * kMaxRunsPerItem;
@@ -204,7 +204,7 @@ Cutter CutAtRows(const WorkItem& zone, const Geometry& g, uint64_t runs) {
     const uint64_t blocks = kDigestBlockBytes % g.run_local == 0 ? 1 : 4;
     const uint64_t rows = blocks * kDigestBlockBytes / g.run_local;
     const uint64_t row = g.source_stride[0];
-    // A wide item keeps one thread busy while the others have nothing left.
+    // A wider item would keep one thread busy when the others have nothing left.
     if (rows > 0 && row <= std::min(kMaxItemBytes, most) / rows) cutter.step = rows * row;
   }
   cutter.base = zone.begin + cutter.step;
@@ -213,11 +213,11 @@ Cutter CutAtRows(const WorkItem& zone, const Geometry& g, uint64_t runs) {
 
 class ItemBuilder {
  public:
-  // No zone is cut finer than `min_step` bytes.
+  // `min_step`: the shortest item in bytes that a cut may leave.
   ItemBuilder(Schedule& schedule, uint64_t min_step)
       : schedule_(schedule), min_step_(min_step) {}
 
-  // The zone [begin, end) of `file` holds copies [first, last).
+  // Copies [first_copy, last_copy) lie in the zone.
   absl::Status AddZone(const WorkItem& zone) {
     CKPTD_ASSIGN_OR_RETURN(const ElementGrid grid, GridOf(schedule_, zone));
     if (Joins(zone)) {
@@ -280,7 +280,7 @@ absl::StatusOr<Cutter> ItemBuilder::CutterFor(const WorkItem& zone, const Elemen
   return cutter;
 }
 
-// The copies from `first` on that overlap in the file.
+// The zone of the copies from `first` on.
 WorkItem ZoneAt(const Schedule& schedule, uint32_t first) {
   const auto count = static_cast<uint32_t>(schedule.copies.size());
   WorkItem zone;

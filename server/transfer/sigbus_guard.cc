@@ -17,11 +17,11 @@ struct Guard {
   uintptr_t end = 0;
 };
 
-// Constant-initialised, so that the handler may touch it in any thread.
+// Constant-initialised, so that the handler may use it in any thread.
 thread_local constinit Guard* current_guard = nullptr;
 struct sigaction previous_action = {};
 
-// As if our handler had never been there.
+// Passes the signal on as if our handler did not exist.
 void PassOn(int signal, siginfo_t* info, void* context) {
   if ((previous_action.sa_flags & SA_SIGINFO) != 0 && previous_action.sa_sigaction != nullptr) {
     previous_action.sa_sigaction(signal, info, context);
@@ -31,8 +31,8 @@ void PassOn(int signal, siginfo_t* info, void* context) {
     previous_action.sa_handler(signal);
     return;
   }
-  // Returning repeats the faulting access, now with the default action; a signal
-  // that was sent by kill() is not repeated, so send it again.
+  // When the handler returns, the faulting access is repeated, now with the default action. A
+  // signal sent by kill() is not repeated, so it is sent again.
   struct sigaction action = {};
   action.sa_handler = SIG_DFL;
   ::sigaction(SIGBUS, &action, nullptr);
@@ -43,15 +43,15 @@ void OnSigbus(int signal, siginfo_t* info, void* context) {
   Guard* guard = current_guard;
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
   if (guard != nullptr && info->si_code > 0 && address >= guard->begin && address < guard->end) {
-    // As returning from the handler would, at no cost when nothing goes wrong
-    // (sigsetjmp that saves the mask is a system call per use).
+    // Restores the signal mask, as a return from the handler would. This costs nothing unless a
+    // fault occurs; a sigsetjmp that saves the mask is a system call per use.
     ::pthread_sigmask(SIG_SETMASK, &static_cast<ucontext_t*>(context)->uc_sigmask, nullptr);
     siglongjmp(guard->resume, 1);
   }
   PassOn(signal, info, context);
 }
 
-// Out of line: setjmp and the locals of a caller do not mix.
+// Not inlined, because setjmp may spoil the caller's local variables.
 [[gnu::noinline]] bool RunUnderGuard(Guard& guard, absl::FunctionRef<void()> body) {
   if (sigsetjmp(guard.resume, 0) != 0) return false;
   std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -85,7 +85,7 @@ void UnblockSigbus() {
 }
 
 bool RunGuarded(std::span<const std::byte> mapped, absl::FunctionRef<void()> body) {
-  // Faults are reported by page, or by the byte, depending on the kernel.
+  // Depending on the kernel, the address of a fault is exact or that of its page.
   constexpr uintptr_t kPage = 4096;
   Guard guard;
   guard.begin = reinterpret_cast<uintptr_t>(mapped.data()) / kPage * kPage;

@@ -1,4 +1,4 @@
-// A slab's bytes by offset, over its segments.
+// Finds a slab's bytes by offset, across its segments.
 #ifndef CKPTD_SERVER_TRANSFER_SLAB_MAP_H_
 #define CKPTD_SERVER_TRANSFER_SLAB_MAP_H_
 
@@ -13,7 +13,7 @@
 
 namespace ckptd {
 
-// Does not own the memory. Thread-safe (never changes).
+// Does not own the memory. Immutable, so thread-safe.
 class SlabMap {
  public:
   explicit SlabMap(const SlabView& slab) : segments_(slab.segments), staged_(slab.staged.get()) {
@@ -25,11 +25,12 @@ class SlabMap {
   }
 
   uint64_t bytes() const { return bytes_; }
-  // Not null: ForEach has nothing to show, bytes go through a lane of it.
+  // Not null if the slab is staged. Then ForEach has nothing to visit, and bytes go through a
+  // lane of this memory.
   StagedMemory* staged() const { return staged_; }
 
-  // Calls visit(std::byte* data, size_t bytes) for each piece of memory behind
-  // [offset, offset + bytes), in order. The range must lie in the slab.
+  // Calls visit(std::byte* data, size_t bytes) for each piece of memory of [offset, offset +
+  // bytes), in order. The range must lie in the slab.
   template <typename Visit>
   void ForEach(uint64_t offset, uint64_t bytes, const Visit& visit) const {
     auto at =
@@ -45,8 +46,8 @@ class SlabMap {
     }
   }
 
-  // Those bytes in one piece: in place where one segment has them, else copied to
-  // `scratch`, which must live as long as they are used. Errors: StagedMemory::Read's.
+  // Those bytes in one piece. They are in place if one segment has them all. Otherwise they are
+  // copied to `scratch`, which must live as long as they are used. Errors: StagedMemory::Read's.
   absl::StatusOr<std::span<const std::byte>> Read(uint64_t offset, size_t bytes,
                                                   std::vector<std::byte>& scratch) const;
 

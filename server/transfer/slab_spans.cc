@@ -8,12 +8,12 @@
 
 namespace ckptd {
 
-absl::StatusOr<SlabSpans> SlabSpans::Of(const RankPlan& plan, const CopyFilter& only) {
+absl::StatusOr<SlabSpans> SlabSpans::Make(const RankPlan& plan, const CopyFilter& only) {
   SlabSpans spans(plan);
   for (uint32_t i = 0; i < plan.ops.size(); ++i) {
     const CopyOp& op = plan.ops[i];
     if (only && !only(op)) continue;
-    // Only here can this fail: In goes through the same copies.
+    // An op is refused here, so Received need not handle errors.
     CKPTD_RETURN_IF_ERROR(MakeGeometry(op, plan.tensors[op.tensor].offset).status());
     const bool follows = !spans.ops_.empty() && plan.ops[spans.ops_.back()].file == op.file;
     spans.ops_.push_back(i);
@@ -33,7 +33,7 @@ absl::StatusOr<SlabSpans> SlabSpans::Of(const RankPlan& plan, const CopyFilter& 
   return spans;
 }
 
-StepShare SlabSpans::ApartIn(const ScatterStep& step) const {
+StepShare SlabSpans::ReceivedPerCopy(const ScatterStep& step) const {
   const std::vector<CopyOp>& ops = plan_->ops;
   const auto of_file = std::partition_point(
       ops_.begin(), ops_.end(), [&](uint32_t op) { return ops[op].file < step.file; });
@@ -49,13 +49,13 @@ StepShare SlabSpans::ApartIn(const ScatterStep& step) const {
   return share;
 }
 
-StepShare SlabSpans::In(const ScatterStep& step) const {
-  StepShare share = ApartIn(step);
+StepShare SlabSpans::Received(const ScatterStep& step) const {
+  StepShare share = ReceivedPerCopy(step);
   share.spans = Join(std::move(share.spans));
   return share;
 }
 
-// What one copy puts into the slab.
+// Appends the spans that one copy writes.
 void SlabSpans::Append(const CopyOp& op, const ScatterStep& step,
                        std::vector<SlabSpan>& out) const {
   const uint64_t tensor = plan_->tensors[op.tensor].offset;
@@ -75,9 +75,9 @@ void SlabSpans::Append(const CopyOp& op, const ScatterStep& step,
   }
 }
 
-// Whether [from, to) is between two tensors that follow each other in the slab. A tensor between
-// them may be in another window, so only where none has room: members of flat parameters need no
-// room that could be seen.
+// Whether [from, to) is the padding between two tensors that are neighbours in the slab. Another
+// window may have a tensor between them, so the gap must be too short for one. Members of flat
+// parameters have no padding that could be told from a tensor.
 bool SlabSpans::OnlyPadding(uint64_t from, uint64_t to) const {
   const auto& tensors = plan_->tensors;
   const auto next = std::partition_point(by_offset_.begin(), by_offset_.end(), [&](uint32_t i) {

@@ -1,6 +1,6 @@
-// Where in a rank's slab the bytes of one step land: what is sent to that rank, and what
-// it receives. Both sides ask the same question, the receiver of its plan, the sender of the
-// part of it that a window has: what follows from neither alone is not taken into account.
+// Where the bytes of one step lie in a rank's slab: what is sent to the rank, and what it
+// receives. Sender and receiver must get the same answer, though the sender has only one window
+// of the plan. So the answer uses nothing that only one of them knows.
 #ifndef CKPTD_SERVER_TRANSFER_SLAB_SPANS_H_
 #define CKPTD_SERVER_TRANSFER_SLAB_SPANS_H_
 
@@ -16,29 +16,30 @@
 namespace ckptd {
 
 struct StepShare {
-  // Ascending, apart from each other. Short padding between two tensors that both lie in
-  // the step is part of a span: whoever sends it has zeros there.
+  // Ascending and not adjacent. Short padding between two tensors of the step is part of a span;
+  // the sender has zeros there.
   std::vector<SlabSpan> spans;
   uint64_t tensor_bytes = 0;  // without padding
 };
 
-// Which copies of a plan are meant; null: all.
+// Selects copies of a plan. Null: all.
 using CopyFilter = std::function<bool(const CopyOp&)>;
 
-// Of all copies of a plan, or of some. Thread-safe once made. The plan outlives it.
+// Made from all copies of a plan, or from some. Immutable, so thread-safe. The plan must outlive
+// it.
 class SlabSpans {
  public:
-  // Padding up to this joins two spans: a message costs more than its bytes.
+  // Padding up to this length joins two spans: a message costs more than these bytes.
   static constexpr uint64_t kJoinGap = 4096;
 
-  // Errors: Internal COVERAGE for copies that cannot be.
-  static absl::StatusOr<SlabSpans> Of(const RankPlan& plan, const CopyFilter& only = nullptr);
+  // Errors: Internal COVERAGE for malformed copies.
+  static absl::StatusOr<SlabSpans> Make(const RankPlan& plan, const CopyFilter& only = nullptr);
 
-  // What the rank receives of a step.
-  StepShare In(const ScatterStep& step) const;
-  // The same bytes as they lie in the files, each copy's for itself: for tensors that ranks
-  // hold whole, equal on all of them but for where they begin.
-  StepShare ApartIn(const ScatterStep& step) const;
+  // What the rank receives in a step.
+  StepShare Received(const ScatterStep& step) const;
+  // The same bytes in file order, with the spans of each copy apart. For tensors that ranks hold
+  // whole: they are equal on all ranks except for their offsets.
+  StepShare ReceivedPerCopy(const ScatterStep& step) const;
 
  private:
   explicit SlabSpans(const RankPlan& plan) : plan_(&plan) {}
@@ -47,10 +48,11 @@ class SlabSpans {
   bool OnlyPadding(uint64_t from, uint64_t to) const;
 
   const RankPlan* plan_;
-  std::vector<uint32_t> ops_;        // those that are meant
-  std::vector<uint64_t> reach_;      // per one of these, the furthest end among its file's up to it
+  std::vector<uint32_t> ops_;        // the selected copies
+  // per selected copy, the largest end of the copies of the same file up to it
+  std::vector<uint64_t> reach_;
   std::vector<uint32_t> by_offset_;  // tensors that have bytes, in the order of the slab
-  uint64_t flats_end_ = 0;           // in the slab, of the last flat parameter
+  uint64_t flats_end_ = 0;           // where the last flat parameter ends in the slab
 };
 
 }  // namespace ckptd

@@ -1,5 +1,5 @@
-// One thread's way into the slabs of a transfer's targets: their memory itself, or
-// staging memory whose bytes are copied on.
+// Writes to the slabs of a transfer's targets for one thread: to their memory itself, or to
+// staging memory that is then copied to the device.
 #ifndef CKPTD_SERVER_TRANSFER_SLAB_WRITER_H_
 #define CKPTD_SERVER_TRANSFER_SLAB_WRITER_H_
 
@@ -15,14 +15,14 @@
 
 namespace ckptd {
 
-// Not thread-safe: one per thread. The maps outlive it.
+// Not thread-safe: one per thread. The maps must outlive it.
 class SlabWriter {
  public:
   // Errors: StagedMemory::OpenLane's.
   static absl::StatusOr<SlabWriter> Open(std::span<const SlabMap> slabs);
 
-  // Calls visit(std::byte* to, size_t bytes) for each piece of memory that takes
-  // [offset, offset + bytes) of slab number `slab`, in order; visit fills it.
+  // Calls visit(std::byte* to, size_t bytes) for each piece of memory of [offset, offset + bytes)
+  // of slab number `slab`, in order. `visit` fills it.
   template <typename Visit>
   void ForEach(size_t slab, uint64_t offset, uint64_t bytes, const Visit& visit) {
     const SlabMap& map = slabs_[slab];
@@ -32,11 +32,11 @@ class SlabWriter {
   }
 
   bool Stages(size_t slab) const { return slabs_[slab].staged() != nullptr; }
-  // Of a slab that Stages, for ForAll.
+  // The place of a byte in a staged slab, for ForAll.
   StagedPlace PlaceOf(size_t slab, uint64_t offset) const {
     return {slabs_[slab].staged(), offset};
   }
-  // As ForEach, for the bytes that belong `into` bytes behind all these places.
+  // As ForEach, once for all `places`: for the bytes that begin `into` bytes after each.
   template <typename Visit>
   void ForAll(std::span<const StagedPlace> places, uint64_t into, uint64_t bytes,
               const Visit& visit) {
@@ -48,19 +48,21 @@ class SlabWriter {
     }
   }
 
-  // Slabs whose device can take its bytes out of blocks; see StagingLane.
-  bool TakesBlocks(size_t slab) const {
+  // Whether the slab's device can copy out of staged blocks; see StagingLane.
+  bool CanCopyFromBlocks(size_t slab) const {
     const StagedMemory* const memory = slabs_[slab].staged();
-    return memory != nullptr && lane_->TakesBlocks(*memory);
+    return memory != nullptr && lane_->CanCopyFromBlocks(*memory);
   }
   std::span<std::byte> StageBlock(uint64_t begin, size_t bytes) {
     return lane_->StageBlock(begin, bytes);
   }
-  void Take(size_t slab, const BlockCopy& copy) { lane_->Take(*slabs_[slab].staged(), copy); }
+  void CopyFromBlock(size_t slab, const BlockCopy& copy) {
+    lane_->CopyFromBlock(*slabs_[slab].staged(), copy);
+  }
 
-  // Returns when everything is in place. Errors: StagingLane::Finish's.
+  // Returns when all bytes are in place. Errors: StagingLane::Finish's.
   absl::Status Finish() { return lane_ == nullptr ? absl::OkStatus() : lane_->Finish(); }
-  // StagingLane's.
+  // The status of the staging lane.
   absl::Status status() const { return lane_ == nullptr ? absl::OkStatus() : lane_->status(); }
 
  private:

@@ -19,7 +19,7 @@
 namespace ckptd {
 namespace {
 
-// What the kernel may have in flight for us: more than this slows disks down.
+// Bytes that the kernel may read ahead for us at a time. More slows disks down.
 constexpr uint64_t kReadAheadBytes = 16 << 20;
 
 absl::Status Changed(const SourceFile& file, std::string_view how) {
@@ -51,14 +51,14 @@ bool CachedAt(int fd, uint64_t offset) {
   return ::preadv2(fd, &part, 1, static_cast<off_t>(offset), RWF_NOWAIT) == 1;
 }
 
-// tmpfs refuses to read without waiting, though it never would.
+// tmpfs refuses reads that must not wait, though its reads never wait.
 bool InMemory(int fd) {
   struct statfs info = {};
   return ::fstatfs(fd, &info) == 0 && info.f_type == TMPFS_MAGIC;
 }
 
-// The very file that `fd` is, not what may have taken its name. Invalid where its file
-// system knows no O_DIRECT.
+// Opens the same file as `fd`, even if its name now belongs to another file. Invalid if its file
+// system has no O_DIRECT.
 UniqueFd OpenDirect(int fd) {
   const std::string path = fmt::format("/proc/self/fd/{}", fd);
   return UniqueFd(::open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
@@ -69,18 +69,18 @@ UniqueFd OpenDirect(int fd) {
 void ReadAhead(OpenSource& source, uint64_t position) {
   const uint64_t until = position + kReadAheadBytes;
   uint64_t asked = source.read_ahead_to.load(std::memory_order_relaxed);
-  // In steps of a quarter, so that the window moves on while it is consumed.
+  // Reads ahead in quarters, so that the read-ahead window moves while it is consumed.
   if (asked > position && until - asked < kReadAheadBytes / 4) return;
   if (!source.read_ahead_to.compare_exchange_strong(asked, until)) return;
   const uint64_t from = std::max(asked, position);
-  // A hint: where it is not supported, the reads below wait instead.
+  // This is a hint. If it is not supported, later reads wait.
   ::posix_fadvise(source.file.fd.get(), static_cast<off_t>(from), static_cast<off_t>(until - from),
                   POSIX_FADV_WILLNEED);
 }
 
 SourceFiles::SourceFiles(const CheckpointIndex& index, std::span<const WorkItem> items,
-                         IoMode way)
-    : index_(index), way_(way), mappable_(may(IoMode::kMap) && SigbusGuardInForce()) {
+                         IoMode io_mode)
+    : index_(index), io_mode_(io_mode), mappable_(Allows(IoMode::kMap) && SigbusGuardInForce()) {
   for (size_t i = 0; i < index.files.size(); ++i) slots_.push_back(std::make_unique<Slot>());
   Expect(items);
 }
@@ -102,14 +102,14 @@ absl::StatusOr<std::shared_ptr<OpenSource>> SourceFiles::Acquire(uint32_t file) 
   CKPTD_ASSIGN_OR_RETURN(source->file, OpenSourceFile(wanted.path));
   const int fd = source->file.fd.get();
   CKPTD_RETURN_IF_ERROR(CheckIdentity(fd, wanted));
-  const bool borrowed = source->file.memory.has_value();  // what the file has there is a hole
+  const bool borrowed = source->file.memory.has_value();  // the file itself has a hole there
   if (mappable_ && !borrowed) {
     void* address = ::mmap(nullptr, wanted.bytes, PROT_READ, MAP_SHARED, fd, 0);
     // Without a mapping the file is read through the buffer.
     if (address != MAP_FAILED) source->mapping = Mapping(address, wanted.bytes);
   }
   source->in_memory = borrowed || InMemory(fd);
-  if (may(IoMode::kDirect) && !borrowed) source->direct = OpenDirect(fd);
+  if (Allows(IoMode::kDirect) && !borrowed) source->direct = OpenDirect(fd);
   slot.open = source;
   return source;
 }
@@ -127,12 +127,12 @@ bool SourceFiles::Cached(const OpenSource& source, const WorkItem& item) {
                               CachedAt(fd, item.begin + (item.end - item.begin) / 2));
 }
 
-IoMode SourceFiles::WayOf(const OpenSource& source, const WorkItem& item) const {
+IoMode SourceFiles::ChooseIoMode(const OpenSource& source, const WorkItem& item) const {
   const bool mapped = source.mapping.valid();
   const bool direct = source.direct.valid();
-  if (way_ == IoMode::kMap) return mapped ? IoMode::kMap : IoMode::kBuffer;
-  if (way_ == IoMode::kDirect) return direct ? IoMode::kDirect : IoMode::kBuffer;
-  if (way_ == IoMode::kBuffer) return IoMode::kBuffer;
+  if (io_mode_ == IoMode::kMap) return mapped ? IoMode::kMap : IoMode::kBuffer;
+  if (io_mode_ == IoMode::kDirect) return direct ? IoMode::kDirect : IoMode::kBuffer;
+  if (io_mode_ == IoMode::kBuffer) return IoMode::kBuffer;
   if (Cached(source, item)) return mapped ? IoMode::kMap : IoMode::kBuffer;
   return direct ? IoMode::kDirect : IoMode::kBuffer;
 }

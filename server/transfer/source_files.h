@@ -1,4 +1,4 @@
-// The source files of a transfer, open while they are needed. Thread-safe.
+// Opens the source files of a transfer, each while it is needed.
 #ifndef CKPTD_SERVER_TRANSFER_SOURCE_FILES_H_
 #define CKPTD_SERVER_TRANSFER_SOURCE_FILES_H_
 
@@ -22,35 +22,36 @@ namespace ckptd {
 // One open source file.
 struct OpenSource {
   OpenedFile file;
-  UniqueFd direct;                          // the same, with O_DIRECT; may be invalid
+  UniqueFd direct;                          // the same file with O_DIRECT; may be invalid
   Mapping mapping;                          // whole file, read-only; may be invalid
-  std::atomic<uint64_t> read_ahead_to = 0;  // bytes asked of the kernel so far
-  bool in_memory = false;                   // of a file system that is memory, or of a process
+  std::atomic<uint64_t> read_ahead_to = 0;  // bytes that the kernel was asked to read so far
+  bool in_memory = false;  // in a file system that is memory, or in memory of a process
 };
 
-// Each file is opened when its first item comes up and closed after its last one, so
-// a source may have more files than descriptors. The index must outlive it.
+// Each file is opened for its first item and closed after its last one, so a source may have more
+// files than a process may have descriptors. Each transfer owns one. Thread-safe. The index must
+// outlive it.
 class SourceFiles {
  public:
-  SourceFiles(const CheckpointIndex& index, std::span<const WorkItem> items, IoMode way);
+  SourceFiles(const CheckpointIndex& index, std::span<const WorkItem> items, IoMode io_mode);
 
-  // More items, before they are begun.
+  // Adds items. Call this before they are begun.
   void Expect(std::span<const WorkItem> items);
 
-  // Errors: those of OpenSourceFile; Aborted SOURCE_CHANGED if the file is
-  // shorter than, or not the one, in the index.
+  // Errors: those of OpenSourceFile; Aborted SOURCE_CHANGED if the file is shorter than the index
+  // says, or is another file.
   absl::StatusOr<std::shared_ptr<OpenSource>> Acquire(uint32_t file);
-  // Once per item, after its last block.
+  // Call this once per item, after its last block.
   void ItemDone(uint32_t file);
 
-  // Whether the item is in the page cache, by a look at a few of its pages: a wrong
-  // guess costs time, never correctness.
+  // Whether the item is in the page cache, judged by a few of its pages. A wrong guess costs only
+  // time.
   static bool Cached(const OpenSource& source, const WorkItem& item);
-  // How an item of the file is best read now: kMap, kBuffer or kDirect.
-  IoMode WayOf(const OpenSource& source, const WorkItem& item) const;
+  // How to read an item of the file now: kMap, kBuffer or kDirect.
+  IoMode ChooseIoMode(const OpenSource& source, const WorkItem& item) const;
 
-  // Whether the page cache may be read by copies as well.
-  bool MayBuffer() const { return may(IoMode::kBuffer); }
+  // Whether the settings allow buffered reads.
+  bool AllowsBuffer() const { return Allows(IoMode::kBuffer); }
 
   const std::string& path(uint32_t file) const { return index_.files[file].path; }
 
@@ -61,15 +62,16 @@ class SourceFiles {
     uint64_t items_left ABSL_GUARDED_BY(mutex) = 0;
   };
 
-  bool may(IoMode way) const { return way_ == IoMode::kAuto || way_ == way; }
+  bool Allows(IoMode io_mode) const { return io_mode_ == IoMode::kAuto || io_mode_ == io_mode; }
 
   const CheckpointIndex& index_;
-  const IoMode way_;
-  const bool mappable_;  // reading a mapping of a file that is cut is an error, not the end
+  const IoMode io_mode_;
+  // a read of a mapping whose file is cut becomes an error instead of a crash
+  const bool mappable_;
   std::vector<std::unique_ptr<Slot>> slots_;
 };
 
-// Has the kernel read some megabytes from `position` on into the page cache.
+// Asks the kernel to read some megabytes from `position` on into the page cache.
 void ReadAhead(OpenSource& source, uint64_t position);
 
 }  // namespace ckptd

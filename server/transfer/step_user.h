@@ -1,4 +1,4 @@
-// Takes along what a transfer brings, step by step, while it goes on.
+// Uses the bytes of a transfer step by step, while the transfer goes on.
 #ifndef CKPTD_SERVER_TRANSFER_STEP_USER_H_
 #define CKPTD_SERVER_TRANSFER_STEP_USER_H_
 
@@ -10,20 +10,20 @@
 
 namespace ckptd {
 
-// Told by the transfer's threads; thread-safe. Steps are numbers in the list of those that
-// the transfer does. After an error of any of these the transfer ends with it.
+// The transfer's threads call these functions, so they must be thread-safe. Step numbers count
+// the steps of this transfer. An error of any function ends the transfer with it.
 class StepUser {
  public:
   virtual ~StepUser() = default;
-  // In order, once per step, before any thread enters it: what each target receives of the
-  // tensors of the step's window. Does not wait.
+  // Called in order, once per step, before any thread enters it. `plans` say what each target
+  // receives of the window's tensors. Must not wait.
   virtual absl::Status Plan(size_t step, std::span<const RankPlan* const> plans) = 0;
-  // Before a thread's first byte of a step: returns when its targets may be written. A
-  // thread that waits here owes nothing to earlier steps.
+  // Called before a thread writes its first byte of a step. Returns when the targets may be
+  // written. The calling thread has finished its work on earlier steps.
   virtual absl::Status Enter(size_t step) = 0;
-  // Every byte of the step is in place; once per step, in any order.
+  // Called once per step, in any order, when every byte of the step is in place.
   virtual void Filled(size_t step) = 0;
-  // The transfer has failed: whoever waits in Enter returns with `status`.
+  // The transfer has failed: threads that wait in Enter must return with `status`.
   virtual void Stop(const absl::Status& status) = 0;
 };
 

@@ -8,7 +8,7 @@
 namespace ckptd {
 namespace {
 
-// More than these only fight over memory bandwidth.
+// More threads than these only compete for memory bandwidth.
 constexpr unsigned kMaxDefaultThreads = 32;
 
 }  // namespace

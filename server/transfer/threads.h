@@ -1,11 +1,11 @@
-// How many threads share out work that all cores can do.
+// Tells how many threads should share work that all cores can do.
 #ifndef CKPTD_SERVER_TRANSFER_THREADS_H_
 #define CKPTD_SERVER_TRANSFER_THREADS_H_
 
 namespace ckptd {
 
-// Cores this process may use, which containers cut down; at least two, so that
-// one thread's wait for storage is another's time to copy.
+// The number of cores that this process may use, which containers limit. At least two, so that
+// one thread can copy while the other waits for storage.
 unsigned DefaultThreads();
 
 }  // namespace ckptd

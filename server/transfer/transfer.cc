@@ -22,23 +22,24 @@
 namespace ckptd {
 namespace {
 
-// With one read buffer each this caps staging memory at 16 MiB; direct reads take as
-// much again. More in flight slows disks down.
+// With one read buffer per thread, this caps staging memory at 16 MiB. Direct reads take as much
+// again. More reads in flight slow disks down.
 constexpr unsigned kMaxThreads = (16 << 20) / kReadBlockBytes;
 constexpr unsigned kMaxDirectReads = (16 << 20) / kItemBytes;
 
-// Of thread number `thread`: an equal part of all; with more threads than that, one
-// for each of the first, and the others read through their buffer.
+// The direct reads of thread number `thread`. All threads get an equal part. If there are too
+// many threads, each of the first gets one, and the others read through their buffer.
 size_t DirectReadsOf(unsigned thread, unsigned threads) {
   if (threads <= kMaxDirectReads) return kMaxDirectReads / threads;
   return thread < kMaxDirectReads ? 1 : 0;
 }
 
-// A copy to a device costs as much as some 200 KB do (measured on an H200): what follows each
-// other in a file goes through one thread, in stretches of this many items, and becomes few.
-constexpr size_t kStagedRun = 4;
+// A copy to a device costs as much as about 200 KB of its bytes (measured on an H200). So one
+// thread takes up to this many items that follow each other in a file, and their copies are
+// joined.
+constexpr size_t kMaxStagedRun = 4;
 
-// Those whose memory is here.
+// The slabs of the targets whose memory is here.
 std::vector<SlabMap> SlabsHere(std::span<const TransferTarget> targets) {
   std::vector<SlabMap> slabs;
   for (const TransferTarget& target : targets) {
@@ -62,7 +63,7 @@ class Job {
         options_(options),
         progress_(progress),
         slabs_(SlabsHere(targets)),
-        files_(*source.index, {}, options.way),
+        files_(*source.index, {}, options.io_mode),
         queue_(source, options, slabs_, files_),
         totals_(source.counters, 0),
         digests_(options.digests ? targets.size() : 0) {
@@ -76,7 +77,7 @@ class Job {
     const unsigned wanted = options_.threads == 0 ? UsefulThreads() : options_.threads;
     const size_t useful = first.only ? std::min<size_t>(first.items, kMaxThreads) : kMaxThreads;
     const unsigned count = std::clamp(wanted, 1U, std::max(static_cast<unsigned>(useful), 1U));
-    if (AnyStaged(slabs_)) run_ = std::clamp<size_t>(first.items / count, 1, kStagedRun);
+    if (AnyStaged(slabs_)) run_length_ = std::clamp<size_t>(first.items / count, 1, kMaxStagedRun);
     AtOnce(count, count, [this, count](size_t i) {
       Work(DirectReadsOf(static_cast<unsigned>(i), count));
     });
@@ -86,7 +87,7 @@ class Job {
       CKPTD_RETURN_IF_ERROR(error_);
       unread.swap(unread_);
     }
-    for (const auto& window : unread) CKPTD_RETURN_IF_ERROR(Keep(*window));
+    for (const auto& window : unread) CKPTD_RETURN_IF_ERROR(KeepDigests(*window));
     for (const TransferTarget& target : targets_) {
       if (target.sink != nullptr) CKPTD_RETURN_IF_ERROR(target.sink->Finish());
     }
@@ -114,16 +115,16 @@ class Job {
   }
 
   absl::Status CheckTotals() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    for (const WindowSource::Whole& whole : source_.targets) {
-      const uint64_t written = totals_[whole.counters.front()];
-      if (written == whole.tensor_bytes) continue;
+    for (const WindowSource::TargetTotals& totals : source_.targets) {
+      const uint64_t written = totals_[totals.counters.front()];
+      if (written == totals.tensor_bytes) continue;
       return MakeError(
           absl::StatusCode::kInternal, reason::kCoverage,
           fmt::format("placing the shard of rank {}: {} bytes were written, its tensors "
                       "have {}; this is a defect of the planner, report it with the "
                       "layout",
-                      whole.rank, written, whole.tensor_bytes),
-          {{"rank", std::to_string(whole.rank)}});
+                      totals.rank, written, totals.tensor_bytes),
+          {{"rank", std::to_string(totals.rank)}});
     }
     return absl::OkStatus();
   }
@@ -140,25 +141,25 @@ class Job {
   absl::Status Work(SlabWriter& slabs, size_t direct_reads) {
     ItemWorker worker(slabs, files_, direct_reads);
     std::vector<uint64_t> done(targets_.size());
-    ClaimedItems agenda;
-    WindowVisit stay;
+    ClaimedItems claimed;
+    WindowVisit visit;
     while (!stop_.load(std::memory_order_relaxed)) {
-      CKPTD_RETURN_IF_ERROR(Claim(worker, direct_reads, agenda));
-      if (agenda.items.empty()) break;
+      CKPTD_RETURN_IF_ERROR(Claim(worker, direct_reads, claimed));
+      if (claimed.items.empty()) break;
       CKPTD_RETURN_IF_ERROR(Poll());
-      const ClaimedItems::Item next = std::move(agenda.items.front());
-      agenda.items.pop_front();
-      --agenda.ahead;
-      if (next.window != stay.window) {
-        CKPTD_RETURN_IF_ERROR(Leave(slabs, stay));
-        CKPTD_RETURN_IF_ERROR(Enter(next.window, stay));
+      const ClaimedItems::Item next = std::move(claimed.items.front());
+      claimed.items.pop_front();
+      --claimed.prefetched;
+      if (next.window != visit.window) {
+        CKPTD_RETURN_IF_ERROR(Leave(slabs, visit));
+        CKPTD_RETURN_IF_ERROR(Enter(next.window, visit));
       }
-      ++stay.items;
+      ++visit.items;
       std::fill(done.begin(), done.end(), 0);
-      // While the end of a long item is placed, what comes next is in flight.
+      // While the end of a long item is placed, the next items are already read.
       const auto poll = [&]() -> absl::Status {
-        if (agenda.items.empty() && worker.HasRoom()) {
-          CKPTD_RETURN_IF_ERROR(Claim(worker, direct_reads, agenda));
+        if (claimed.items.empty() && worker.HasRoom()) {
+          CKPTD_RETURN_IF_ERROR(Claim(worker, direct_reads, claimed));
         }
         return Poll();
       };
@@ -169,75 +170,77 @@ class Job {
         CKPTD_RETURN_IF_ERROR(Finish(next.window));
       }
     }
-    return Leave(slabs, stay);
+    return Leave(slabs, visit);
   }
 
-  // What a thread has claimed and not done.
+  // Items that a thread has claimed and not yet done.
   struct ClaimedItems {
     struct Item {
       std::shared_ptr<TransferWindow> window;
       const WorkItem* item = nullptr;
     };
     std::deque<Item> items;
-    size_t ahead = 0;  // the first of them, which the worker knows
+    size_t prefetched = 0;  // how many of them, from the front, were given to the worker
   };
 
-  // A thread's time in one window.
+  // The items that a thread has done in one window.
   struct WindowVisit {
     std::shared_ptr<TransferWindow> window;
     size_t items = 0;
   };
 
-  absl::Status Enter(std::shared_ptr<TransferWindow> window, WindowVisit& stay) {
-    stay = {std::move(window), 0};
-    return source_.user == nullptr ? absl::OkStatus() : source_.user->Enter(stay.window->number);
+  absl::Status Enter(std::shared_ptr<TransferWindow> window, WindowVisit& visit) {
+    visit = {std::move(window), 0};
+    return source_.user == nullptr ? absl::OkStatus() : source_.user->Enter(visit.window->number);
   }
 
-  // Where somebody waits for the window: sees to it that what this thread did is in place.
-  absl::Status Leave(SlabWriter& slabs, WindowVisit& stay) {
-    if (source_.user == nullptr || stay.items == 0) return absl::OkStatus();
+  // If a step user waits for the window, waits until this thread's bytes are in place and counts
+  // them.
+  absl::Status Leave(SlabWriter& slabs, WindowVisit& visit) {
+    if (source_.user == nullptr || visit.items == 0) return absl::OkStatus();
     CKPTD_RETURN_IF_ERROR(slabs.Finish());
-    const size_t before = stay.window->items_away.fetch_sub(stay.items, std::memory_order_acq_rel);
-    if (before == stay.items) source_.user->Filled(stay.window->number);
-    stay = {};
+    std::atomic<size_t>& left = visit.window->items_not_in_place;
+    const size_t before = left.fetch_sub(visit.items, std::memory_order_acq_rel);
+    if (before == visit.items) source_.user->Filled(visit.window->number);
+    visit = {};
     return absl::OkStatus();
   }
 
-  // The next item, and as many more as are read ahead.
-  absl::Status Claim(ItemWorker& worker, size_t direct_reads, ClaimedItems& agenda) {
-    while (agenda.ahead <= direct_reads) {
-      if (agenda.ahead == agenda.items.size()) {
-        CKPTD_ASSIGN_OR_RETURN(const bool more, ClaimMore(agenda));
+  // Claims the next item, and as many more as can be prefetched.
+  absl::Status Claim(ItemWorker& worker, size_t direct_reads, ClaimedItems& claimed) {
+    while (claimed.prefetched <= direct_reads) {
+      if (claimed.prefetched == claimed.items.size()) {
+        CKPTD_ASSIGN_OR_RETURN(const bool more, ClaimMore(claimed));
         if (!more) return absl::OkStatus();
       }
-      if (!worker.Ahead(*agenda.items[agenda.ahead++].item)) return absl::OkStatus();
+      if (!worker.Prefetch(*claimed.items[claimed.prefetched++].item)) return absl::OkStatus();
     }
     return absl::OkStatus();
   }
 
   // False: nothing is left.
-  absl::StatusOr<bool> ClaimMore(ClaimedItems& agenda) {
+  absl::StatusOr<bool> ClaimMore(ClaimedItems& claimed) {
     while (true) {
-      CKPTD_ASSIGN_OR_RETURN(const WindowQueue::Claimed next, queue_.Next(run_));
+      CKPTD_ASSIGN_OR_RETURN(const WindowQueue::Claimed next, queue_.Next(run_length_));
       if (next.window == nullptr) return false;
-      for (const WorkItem& item : next.items) agenda.items.push_back({next.window, &item});
+      for (const WorkItem& item : next.items) claimed.items.push_back({next.window, &item});
       if (!next.items.empty()) return true;
       CKPTD_RETURN_IF_ERROR(Finish(next.window));
       if (source_.user != nullptr) source_.user->Filled(next.window->number);
     }
   }
 
-  // Keeps the digests of a window that is done; where some are of bytes that other
-  // threads have staged, when these are in place.
+  // Keeps the digests of a window that is done. If other threads have staged some of its bytes,
+  // that has to wait until these are in place.
   absl::Status Finish(const std::shared_ptr<TransferWindow>& window) {
     if (window->board == nullptr) return absl::OkStatus();
-    if (!window->board->HasUnread()) return Keep(*window);
+    if (!window->board->HasUnread()) return KeepDigests(*window);
     MutexLock lock(mutex_);
     unread_.push_back(window);
     return absl::OkStatus();
   }
 
-  absl::Status Keep(const TransferWindow& window) {
+  absl::Status KeepDigests(const TransferWindow& window) {
     CKPTD_ASSIGN_OR_RETURN(const auto found, window.board->Combine());
     MutexLock lock(mutex_);
     for (size_t i = 0; i < found.size(); ++i) {
@@ -250,9 +253,9 @@ class Job {
     return absl::OkStatus();
   }
 
-  // One thread at a time: callers need not make `interrupted` thread-safe.
+  // Only one thread polls at a time, so `interrupted` need not be thread-safe.
   absl::Status Poll() {
-    // Never seen by the caller: the error that stopped us came first.
+    // The caller never sees this: the error that stopped us came first.
     if (stop_.load(std::memory_order_relaxed)) return absl::CancelledError("stopped");
     if (!options_.interrupted) return absl::OkStatus();
     MutexLock lock(poll_mutex_);
@@ -267,15 +270,15 @@ class Job {
       first = error_;
     }
     if (source_.user != nullptr) source_.user->Stop(first);
-    // Last, so that whoever stops because of it finds the true error in place.
+    // Set last: a thread that stops because of it must find the true error.
     stop_.store(true, std::memory_order_relaxed);
   }
 
   void Count(const ItemWorker& worker, std::span<const uint64_t> done) {
     const uint64_t storage_bytes = worker.needed_bytes();
     progress_.storage_bytes.fetch_add(storage_bytes, std::memory_order_relaxed);
-    if (worker.way() == IoMode::kMap) progress_.mapped_bytes += storage_bytes;
-    if (worker.way() == IoMode::kDirect) progress_.direct_bytes += storage_bytes;
+    if (worker.io_mode() == IoMode::kMap) progress_.mapped_bytes += storage_bytes;
+    if (worker.io_mode() == IoMode::kDirect) progress_.direct_bytes += storage_bytes;
     for (size_t t = 0; t < done.size(); ++t) {
       if (done[t] == 0) continue;
       for (const size_t counter : source_.targets[t].counters) {
@@ -294,7 +297,7 @@ class Job {
   const TransferOptions& options_;
   TransferProgress& progress_;
   const std::vector<SlabMap> slabs_;
-  size_t run_ = 1;  // items; set before there are threads
+  size_t run_length_ = 1;  // items that a thread claims at a time; set before the threads start
   SourceFiles files_;
   WindowQueue queue_;
   std::atomic<bool> stop_ = false;
@@ -324,7 +327,7 @@ absl::StatusOr<TransferResult> Transfer(const WindowSource& source,
   return job.Result();
 }
 
-// Each target once per view: in every step one of them has its plan.
+// Lists each target once per view. In every step one of these views has its plan.
 std::vector<TransferTarget> ViewsOf(std::span<const StepTarget> targets) {
   std::vector<TransferTarget> views;
   for (const StepTarget& target : targets) {

@@ -31,7 +31,7 @@ absl::Status BuildParts(const CheckpointIndex& index, std::span<const TransferTa
     parts.in_step = ItemsIn(parts.schedule, *step);
     parts.items = parts.in_step;
   }
-  // Neighbours in the files stay together, so that each reader reads sequentially.
+  // Each reader gets consecutive items, so that it reads sequentially.
   const absl::uint128 count = parts.items.size();
   const auto first = static_cast<size_t>(count * share.begin / share.of);
   const auto last = static_cast<size_t>(count * share.end / share.of);

@@ -1,5 +1,5 @@
-// What the threads of one transfer share and never change: the work in file
-// order, and who of the targets is filled here and who is sent to.
+// What the threads of one transfer share and never change: the work in file order, and which
+// targets are filled here and which are sent to.
 #ifndef CKPTD_SERVER_TRANSFER_TRANSFER_PARTS_H_
 #define CKPTD_SERVER_TRANSFER_TRANSFER_PARTS_H_
 
@@ -15,30 +15,30 @@
 
 namespace ckptd {
 
-// Keeps pointers into itself: neither copied nor moved once built.
+// Has pointers into itself, so it is neither copied nor moved once built.
 struct TransferParts {
   std::span<const TransferTarget> targets;
-  Schedule schedule;            // of all targets
-  std::vector<WorkItem> in_step;    // made only when a step limits them
-  std::span<const WorkItem> items;  // those that this process does
+  Schedule schedule;                // for all targets
+  std::vector<WorkItem> in_step;    // made only if a step limits the items
+  std::span<const WorkItem> items;  // the items that this process does
   // Targets whose memory is here: `here[i]` is targets[here_at[i]].
   std::vector<TransferTarget> here;
   std::vector<size_t> here_at;
-  Schedule here_schedule;  // made only when some target is elsewhere
+  Schedule here_schedule;  // made only if some target has a sink
   std::vector<RemoteTarget> remotes;
 
   const Schedule& ScheduleHere() const { return remotes.empty() ? schedule : here_schedule; }
 };
 
-// Of the items in file order, those from begin / of to end / of of them. Whole numbers:
-// readers on other machines must come to the same items.
+// A share of the items in file order: from begin / of to end / of. Whole numbers, because readers
+// on other machines must come to the same items.
 struct ItemShare {
   absl::uint128 begin = 0;
   absl::uint128 end = 1;  // at most `of`, which is below 2^96
   absl::uint128 of = 1;
 };
 
-// `step`: only what lies in it; null: everything. Errors: those of BuildSchedule.
+// `step` limits the work to the bytes in it. Null: everything. Errors: those of BuildSchedule.
 absl::Status BuildParts(const CheckpointIndex& index, std::span<const TransferTarget> targets,
                         const ItemShare& share, const ScatterStep* step, TransferParts& parts);
 

@@ -53,7 +53,7 @@ WindowSource PlansOfGroup(const GroupPlan& group, std::span<const PlannedRank* c
 
 namespace {
 
-// Opens windows of a group one after the other; steps of a large tensor share one.
+// Opens windows of a group one after the other. Steps of a large tensor share one window.
 class WindowOpener {
  public:
   WindowOpener(const GroupPlan& group, std::span<const FilePlace> begins)
@@ -74,7 +74,7 @@ class WindowOpener {
   std::shared_ptr<const GroupPlan::Open> open_;
 };
 
-// Of an open window: the plan of each target, and which of its views the step fills.
+// Adds the plan of each target in the open window, and the view that the step fills.
 absl::Status PlanStep(size_t number, std::span<const StepTarget> targets, TransferWindow& out,
                       std::vector<const RankPlan*>& plans) {
   out.plans.reserve(targets.size() + 1);
@@ -104,8 +104,8 @@ WindowSource StepsOfGroup(const GroupPlan& group, const StepList& steps,
   source.complete = steps.steps.size() == steps.order->steps.size();
   for (const StepTarget& target : targets) {
     const PlannedRank& rank = *target.rank;
-    const WindowSource::Whole whole = {rank.rank, rank.tensor_bytes, rank.tensors,
-                                       target.counters};
+    const WindowSource::TargetTotals whole = {rank.rank, rank.tensor_bytes, rank.tensors,
+                                              target.counters};
     source.targets.insert(source.targets.end(), target.views.size(), whole);
     for (const size_t counter : target.counters) {
       source.counters = std::max(source.counters, counter + 1);
@@ -115,7 +115,7 @@ WindowSource StepsOfGroup(const GroupPlan& group, const StepList& steps,
     source.steps.push_back(steps.order->steps[step]);
     source.window_bytes.push_back(1);
   }
-  // One window is made at a time, in order.
+  // Windows are made one at a time, in order.
   const auto opener = std::make_shared<WindowOpener>(group, steps.order->windows);
   source.plan = [opener, targets, &user, ranges = source.steps](
                     size_t number, TransferWindow& out) -> absl::Status {

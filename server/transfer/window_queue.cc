@@ -8,11 +8,12 @@
 namespace ckptd {
 namespace {
 
-// A window without bytes has its place, too: its tensors are empty, and hashed.
+// A window without bytes counts as one byte: its tensors are empty, but they get digests.
 absl::uint128 PlaceOf(uint64_t bytes) { return std::max<uint64_t>(bytes, 1); }
 
-// How many of the items come before there are bytes for all of them, if each had kItemBytes.
-size_t RunOf(std::span<const WorkItem> items) {
+// How many of `items` a claim takes. Items may be longer than kItemBytes, so the first ones may
+// have the bytes of all.
+size_t CountForBytes(std::span<const WorkItem> items) {
   uint64_t bytes = 0;
   size_t count = 0;
   while (count < items.size() && bytes < items.size() * kItemBytes) {
@@ -27,7 +28,7 @@ size_t RunOf(std::span<const WorkItem> items) {
 WindowQueue::WindowQueue(const WindowSource& source, const TransferOptions& options,
                          std::span<const SlabMap> slabs, SourceFiles& files)
     : source_(source), options_(options), slabs_(slabs), files_(files) {
-  // Everything is counted in bytes times parts, so that nothing is rounded.
+  // Bytes are counted times parts, so that nothing is rounded.
   absl::uint128 total = 0;
   for (const uint64_t bytes : source.window_bytes) total += PlaceOf(bytes);
   const absl::uint128 first = total * options.part;
@@ -44,10 +45,10 @@ WindowQueue::WindowQueue(const WindowSource& source, const TransferOptions& opti
 
 absl::StatusOr<WindowQueue::First> WindowQueue::Start() {
   MutexLock lock(mutex_);
-  if (!shares_.empty()) MakeAhead();
+  if (!shares_.empty()) MakeNext();
   CKPTD_RETURN_IF_ERROR(error_);
   First first;
-  if (ahead_ != nullptr) first.items = ahead_->parts.items.size();
+  if (next_ != nullptr) first.items = next_->parts.items.size();
   first.only = next_share_ == shares_.size();
   return first;
 }
@@ -62,14 +63,14 @@ absl::StatusOr<std::shared_ptr<TransferWindow>> WindowQueue::Make(const Share& s
   files_.Expect(window->parts.items);
   window->number = share.window;
   window->items_left = window->parts.items.size();
-  window->items_away = window->parts.items.size();
+  window->items_not_in_place = window->parts.items.size();
   if (options_.digests) {
     window->board = std::make_unique<DigestBoard>(window->parts.here, slabs_);
   }
   return window;
 }
 
-void WindowQueue::MakeAhead() {
+void WindowQueue::MakeNext() {
   making_ = true;
   const Share& share = shares_[next_share_++];
   mutex_.Unlock();
@@ -77,7 +78,7 @@ void WindowQueue::MakeAhead() {
   mutex_.Lock();
   making_ = false;
   if (made.ok()) {
-    ahead_ = *std::move(made);
+    next_ = *std::move(made);
   } else if (error_.ok()) {
     error_ = made.status();
   }
@@ -88,22 +89,22 @@ absl::StatusOr<WindowQueue::Claimed> WindowQueue::Next(size_t most) {
   MutexLock lock(mutex_);
   while (true) {
     CKPTD_RETURN_IF_ERROR(error_);
-    if (ahead_ == nullptr && !making_ && next_share_ < shares_.size()) MakeAhead();
+    if (next_ == nullptr && !making_ && next_share_ < shares_.size()) MakeNext();
     CKPTD_RETURN_IF_ERROR(error_);
     if (current_ != nullptr && next_item_ < current_->parts.items.size()) {
       const std::span<const WorkItem> left = current_->parts.items.subspan(next_item_);
-      const size_t count = RunOf(left.first(std::min(most, left.size())));
+      const size_t count = CountForBytes(left.first(std::min(most, left.size())));
       next_item_ += count;
       return Claimed{current_, left.first(count)};
     }
-    if (ahead_ != nullptr) {
-      current_ = std::exchange(ahead_, nullptr);
+    if (next_ != nullptr) {
+      current_ = std::exchange(next_, nullptr);
       next_item_ = 0;
       if (current_->parts.items.empty()) return Claimed{current_, {}};
       continue;
     }
     if (!making_) return Claimed{};
-    // Another thread of this transfer computes it; nothing it does waits.
+    // Another thread of this transfer makes the window, and waits for nobody.
     made_.Wait(mutex_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !making_; });
   }
 }

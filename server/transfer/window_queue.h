@@ -1,5 +1,5 @@
-// Hands the work items of a transfer to its threads in file order, and makes windows
-// as they are needed: the next one while threads work on the last.
+// Hands the work items of a transfer to its threads in file order. Makes windows when they are
+// needed: the next one while threads work on the current one.
 #ifndef CKPTD_SERVER_TRANSFER_WINDOW_QUEUE_H_
 #define CKPTD_SERVER_TRANSFER_WINDOW_QUEUE_H_
 
@@ -18,23 +18,23 @@
 
 namespace ckptd {
 
-// Thread-safe. What it is made with outlives it.
+// Each transfer owns one. Thread-safe. The constructor's arguments must outlive it.
 class WindowQueue {
  public:
-  // `slabs` are of the targets here.
+  // `slabs` belong to the targets whose memory is here.
   WindowQueue(const WindowSource& source, const TransferOptions& options,
               std::span<const SlabMap> slabs, SourceFiles& files);
 
   struct Claimed {
     std::shared_ptr<TransferWindow> window;  // null: nothing is left
-    std::span<const WorkItem> items;         // empty: the window has none, it is done
+    std::span<const WorkItem> items;         // empty: the window has no items and is done
   };
-  // Up to `most` items that follow each other, and no more bytes than that many of the usual
-  // length; one at least. Errors: those of BuildSchedule, on all threads
-  // from then on.
+  // Up to `most` items that follow each other, at least one. Together they have at most the bytes
+  // of that many items of kItemBytes. Errors: those of BuildSchedule. After an error all threads
+  // get it.
   absl::StatusOr<Claimed> Next(size_t most);
 
-  // Makes the first window: how many items it has, and whether it is the only one.
+  // Makes the first window. Tells how many items it has, and whether it is the only one.
   struct First {
     size_t items = 0;
     bool only = false;
@@ -42,15 +42,15 @@ class WindowQueue {
   absl::StatusOr<First> Start();
 
  private:
-  // What this process does of a window.
+  // The part of a window that this process does.
   struct Share {
     size_t window = 0;
     ItemShare items;
   };
 
   absl::StatusOr<std::shared_ptr<TransferWindow>> Make(const Share& share) const;
-  // Makes the next window, without the lock.
-  void MakeAhead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Makes the next window. Releases the lock meanwhile.
+  void MakeNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const WindowSource& source_;
   const TransferOptions& options_;
@@ -61,7 +61,7 @@ class WindowQueue {
   CondVar made_;
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<TransferWindow> current_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<TransferWindow> ahead_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<TransferWindow> next_ ABSL_GUARDED_BY(mutex_);
   bool making_ ABSL_GUARDED_BY(mutex_) = false;
   size_t next_share_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t next_item_ ABSL_GUARDED_BY(mutex_) = 0;

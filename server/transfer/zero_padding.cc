@@ -10,10 +10,9 @@
 namespace ckptd {
 namespace {
 
-// Calls visit(tensor, offset, bytes) for all memory that no tensor's local bytes cover;
-// `tensor` is the number of the one it lies behind (the first one's for what lies in
-// front of it). The memory behind a slab, not just slab_bytes: clients map whole
-// segments.
+// Calls visit(tensor, offset, bytes) for all memory that no tensor's local bytes cover. `tensor`
+// is the number of the tensor before that memory (or of the first tensor). Covers the segments to
+// their ends, not just slab_bytes, because clients map whole segments.
 template <typename Visit>
 void ForEachGap(const RankPlan& plan, uint64_t slab_bytes, const Visit& visit) {
   struct Covered {
@@ -40,15 +39,15 @@ void ForEachGap(const RankPlan& plan, uint64_t slab_bytes, const Visit& visit) {
   }
 }
 
-// Of what is looked at in one step.
+// Bytes that are looked at in one step.
 constexpr uint64_t kStepBytes = 4 << 20;
 
 bool IsZero(std::span<const std::byte> data) {
-  // Equal to itself, one byte further: all bytes are the first one.
+  // If the data equals itself one byte later, all bytes equal the first one.
   return data[0] == std::byte{0} && std::memcmp(data.data(), data.data() + 1, data.size() - 1) == 0;
 }
 
-// A call takes a driver about as long as its GPU takes to clear so many bytes.
+// A driver call takes about as long as a GPU takes to clear this many bytes.
 constexpr uint64_t kBytesPerCall = 4 << 20;
 
 absl::Status ZeroStaged(const RankPlan& plan, StagedMemory& memory) {

@@ -152,9 +152,10 @@ class Sender final : public StepUser {
   explicit Sender(const ScatterOrder& order) : order_(order) {}
   absl::Status Plan(size_t step, std::span<const RankPlan* const> plans) override {
     for (const RankPlan* plan : plans) {
-      auto spans = SlabSpans::Of(*plan);
+      auto spans = SlabSpans::Make(*plan);
       if (!spans.ok()) return spans.status();
-      for (const SlabSpan& span : spans->In(order_.steps[step]).spans) sent_bytes += span.bytes;
+      const StepShare share = spans->Received(order_.steps[step]);
+      for (const SlabSpan& span : share.spans) sent_bytes += span.bytes;
     }
     return absl::OkStatus();
   }
@@ -204,9 +205,9 @@ std::optional<Scattering> Scatter(const std::shared_ptr<const CheckpointIndex>& 
   if (!layout.ok()) return std::nullopt;
   const auto plan = PlanRank(*index, *layout, {});
   if (!plan.ok()) return std::nullopt;
-  const auto spans = SlabSpans::Of(*plan);
+  const auto spans = SlabSpans::Make(*plan);
   if (!spans.ok()) return std::nullopt;
-  for (const ScatterStep& step : OrderScatter(*index, size).steps) spans->In(step);
+  for (const ScatterStep& step : OrderScatter(*index, size).steps) spans->Received(step);
   out.member_seconds = member.Seconds();
   return out;
 }

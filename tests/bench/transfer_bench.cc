@@ -184,7 +184,7 @@ struct Variant {
   std::string name;
   Setup* setup = nullptr;
   bool digests = false;
-  IoMode way = IoMode::kAuto;
+  IoMode io_mode = IoMode::kAuto;
   std::vector<double> ratios;
   double best = 1e9;
 };
@@ -193,7 +193,7 @@ void RunVariant(Variant& variant, unsigned threads) {
   TransferProgress progress(kRanks);
   TransferOptions options;
   options.digests = variant.digests;
-  options.way = variant.way;
+  options.io_mode = variant.io_mode;
   options.threads = threads;
   const auto result = RunTransfer(variant.setup->index, variant.setup->targets, options, progress);
   if (!result.ok()) Die(std::string(result.status().message()));

@@ -53,7 +53,7 @@ def test_a_load_is_cancelled_by_a_member_while_the_leader_reads(start, tmp_path)
         asking = threading.Thread(
             target=lambda: answers.append(group.json("unload", "--force", name, rank=1)))
         asking.start()
-        wait_until(lambda: f"{name}: its load is to be cancelled" in group.log(), "the member to be asked")
+        wait_until(lambda: f"{name}: its load is being cancelled" in group.log(), "the member to be asked")
     asking.join(20)
     assert answers[0]["cancelled"] is True, answers
     assert_cancelled(held.loads, 1)

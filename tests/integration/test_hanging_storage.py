@@ -81,6 +81,6 @@ def test_a_daemon_whose_storage_does_not_answer_stops_all_the_same(tmp_path):
         group.process.send_signal(signal.SIGTERM)
         assert group.process.wait(20) == 1
         assert time.monotonic() - began < 10
-    assert "still at work after 8.0 s; the process ends without waiting for it" in group.log()
+    assert "it has not finished after 8.0 s, so the process ends now" in group.log()
     with Group(tmp_path, 1) as successor:
         assert_loads(successor, path)

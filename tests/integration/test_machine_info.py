@@ -25,7 +25,7 @@ def found(*options, environment=None):
 def test_without_a_gpu_memory_is_the_host_s_and_the_reason_is_said():
     info = found(environment={"CUDA_VISIBLE_DEVICES": ""})
     assert info["memory"] == "host"
-    assert info["memory-reason"].startswith(("no GPU to be seen: ", "built without CUDA"))
+    assert info["memory-reason"].startswith(("no GPU is visible: ", "built without CUDA"))
     assert info["host-memory"].endswith(" GB available") and int(info["cores"]) >= 1
     assert not any(key.startswith("gpu-") for key in info)
 

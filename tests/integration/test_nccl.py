@@ -281,7 +281,7 @@ def test_a_reader_whose_gpu_has_no_room_for_what_it_sends_says_so_and_the_next_l
     bench = cuda(2, "cuMemCreate nth=2 error=2 role=daemon", daemon=NCCL, nccl={})
     source, _ = sample(tmp_path, count=2)
     answer = bench.group.ctl("load", source, "--layout", "fsdp:2")
-    assert answer.returncode == 1 and "taking memory to send from (--comm host needs none)" in answer.stderr, answer.stderr
+    assert answer.returncode == 1 and "allocating memory to send from (--comm host needs none)" in answer.stderr, answer.stderr
     bench.group.ctl("load", source, "--layout", "fsdp:2")  # the second allocation of rank 1
     load(bench, source, "fsdp:2")
 

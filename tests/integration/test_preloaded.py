@@ -103,7 +103,7 @@ def test_a_load_at_the_start_that_fails_is_said_and_leaves_the_command_alone(tmp
     group = Group(tmp_path_factory.mktemp("g"), 2, "--load", tmp_path / "none",
                   command=(sys.executable, "-c", waits))
     try:
-        wait_until(lambda: "at the start failed, and trainers that need it ask for it again" in group.log(),
+        wait_until(lambda: "at the start failed; trainers that need it request it again" in group.log(),
                    "the failure in the log")
         assert group.process.poll() is None
         told.touch()

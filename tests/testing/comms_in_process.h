@@ -1,5 +1,5 @@
-// A communicator between threads of a test, device memory that is this process's, and lanes
-// that show what they staged only once they are finished.
+// A communicator between threads of a test, device memory in this process, and lanes whose bytes
+// become visible only when they are finished.
 #ifndef CKPTD_TESTS_TESTING_COMMS_IN_PROCESS_H_
 #define CKPTD_TESTS_TESTING_COMMS_IN_PROCESS_H_
 
@@ -28,7 +28,7 @@ inline std::byte* At(const StagedMemory& memory, uint64_t offset) {
   return reinterpret_cast<std::byte*>(memory.address() + offset);
 }
 
-// A slab, or a view of one that lies somewhere else.
+// A slab, or a view of one.
 class BytesInProcess final : public StagedMemory {
  public:
   explicit BytesInProcess(uint64_t bytes) : bytes_(bytes) {}
@@ -50,7 +50,7 @@ class BytesInProcess final : public StagedMemory {
   uint64_t address() const override { return address_.load(); }
   void LieAt(uint64_t address) { address_ = address; }
   const std::vector<std::byte>& content() const { return content_; }
-  // Bytes that lanes gave room for, at this place and at all that share it.
+  // Bytes that lanes gave room for, at this place or at several places including it.
   std::atomic<uint64_t> written = 0;
   std::atomic<uint64_t> cleared = 0;  // spans
 
@@ -69,9 +69,9 @@ class LateLane final : public StagingLane {
     staged_.push_back({{places.begin(), places.end()}, into, std::vector<std::byte>(bytes)});
     return staged_.back().bytes;
   }
-  bool TakesBlocks(const StagedMemory&) const override { return false; }
+  bool CanCopyFromBlocks(const StagedMemory&) const override { return false; }
   std::span<std::byte> StageBlock(uint64_t, size_t) override { return {}; }
-  void Take(StagedMemory&, const BlockCopy&) override {}
+  void CopyFromBlock(StagedMemory&, const BlockCopy&) override {}
   absl::Status Finish() override {
     for (const Staged& one : staged_) {
       for (const StagedPlace& to : one.places) {
@@ -112,8 +112,8 @@ class TransitInProcess : public TransitMemory {
   std::vector<std::byte> room_;
 };
 
-// What the ranks of one communicator share: messages by sender and receiver, and what was
-// done, for the test.
+// Shared by the ranks of one communicator: messages by sender and receiver, and a record for the
+// test.
 class CommsWorld {
  public:
   using Message = std::vector<std::byte>;
@@ -129,7 +129,7 @@ class CommsWorld {
     queues_[{from, to}].push_back(std::move(message));
     changed_.NotifyAll();
   }
-  // Empty when `deadline` has passed.
+  // Empty once `deadline` has passed.
   absl::StatusOr<Message> Take(uint32_t from, uint32_t to, GroupComm::Deadline deadline,
                                const std::function<absl::Status()>& interrupted) {
     for (;;) {
@@ -149,7 +149,7 @@ class CommsWorld {
       if (std::chrono::steady_clock::now() > deadline) return Message();
     }
   }
-  // Until all has been taken that was put. False when `deadline` has passed.
+  // Waits until every message has been taken. False once `deadline` has passed.
   absl::StatusOr<bool> AwaitTaken(uint32_t from, uint32_t to, GroupComm::Deadline deadline,
                                   const std::function<absl::Status()>& interrupted) {
     for (;;) {
@@ -168,7 +168,7 @@ class CommsWorld {
     MutexLock lock(mutex_);
     return sent_;
   }
-  // An exchange as one rank has asked for it: whom it sends to, and how long it may take.
+  // One rank's exchange: its receivers, and how long it may take.
   struct Asked {
     std::vector<uint32_t> to;
     std::chrono::nanoseconds patience;
@@ -190,14 +190,14 @@ class CommsWorld {
   std::map<uint32_t, std::vector<Asked>> asked_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Sends and receives in Wait: memory that changes before is found. As with NCCL's large messages
-// a send is over when it has been received: who sends to a rank that has failed hears of it.
+// Sends and receives in Wait, so that memory that changes before is found. As with NCCL's large
+// messages, a send ends when it has been received, so a sender sees that its receiver has failed.
 class CommInProcess final : public GroupComm {
  public:
   CommInProcess(CommsWorld& world, GroupCommOptions options)
       : world_(world), options_(std::move(options)) {}
 
-  // Fails the exchange with this number.
+  // Makes the exchange with this number fail.
   size_t fail_at = SIZE_MAX;
   size_t exchanges() const { return exchanges_; }
 
@@ -291,7 +291,7 @@ class CommsInProcess final : public GroupComms {
  public:
   explicit CommsInProcess(CommsWorld& world) : world_(world) {}
 
-  size_t fail_at = SIZE_MAX;  // of the communicators joined from now on
+  size_t fail_at = SIZE_MAX;  // for communicators that join from now on
   size_t joined = 0;
 
   std::string version() const override { return "test 1"; }

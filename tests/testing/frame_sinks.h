@@ -1,4 +1,4 @@
-// Sinks for tests: straight into a receiver of this process, in ragged pieces.
+// Sinks for tests: they pass frames to a receiver of this process, in pieces of odd lengths.
 #ifndef CKPTD_TESTS_TESTING_FRAME_SINKS_H_
 #define CKPTD_TESTS_TESTING_FRAME_SINKS_H_
 
@@ -15,7 +15,7 @@
 
 namespace ckptd {
 
-// Any number of bytes per piece, so that elements lie across two of them.
+// Pieces of any length, so that elements are cut.
 inline std::vector<std::span<const std::byte>> Ragged(std::span<const std::byte> data) {
   std::vector<std::span<const std::byte>> pieces;
   size_t length = 1;
@@ -32,7 +32,7 @@ class DirectSink final : public TransferSink {
  public:
   explicit DirectSink(FrameReceiver& receiver) : receiver_(receiver) {}
 
-  // Runs before each frame, which fails with what it returns.
+  // Runs before each frame. If it returns an error, the frame fails with it.
   std::function<absl::Status(const Frame&)> on_send;
 
   absl::Status Send(const Frame& frame) override {

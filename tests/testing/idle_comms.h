@@ -1,4 +1,4 @@
-// Communicators that carry nothing, and say when they go.
+// Communicators that carry nothing, and record when they are destroyed.
 #ifndef CKPTD_TESTS_TESTING_IDLE_COMMS_H_
 #define CKPTD_TESTS_TESTING_IDLE_COMMS_H_
 

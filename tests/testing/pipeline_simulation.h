@@ -20,7 +20,7 @@ struct RateServer {
   double free_at = 0;
 };
 
-// Events are taken in the order of their times, those of one time as they were made.
+// Events run in the order of their times; events of the same time in the order of their creation.
 class PipelineSimulation {
  public:
   struct Stage {
@@ -28,11 +28,11 @@ class PipelineSimulation {
     uint64_t bytes = 0;
   };
 
-  // A piece that passes these stages, from now on; `then` when it is through.
+  // Begins a piece that passes these stages from now on. Calls `then` at the end.
   void Begin(std::vector<Stage> stages, std::function<void()> then) {
     Push(now_, {std::move(stages), 0, std::move(then)});
   }
-  // The seconds until nothing happens any more.
+  // Runs until nothing is left. Returns the seconds.
   double Run() {
     while (!events_.empty()) {
       const Event event = events_.top();

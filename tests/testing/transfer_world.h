@@ -1,6 +1,5 @@
-// A small world for transfer tests: files with random bytes, tensors in them,
-// copies into the slabs of some ranks, and what each rank must end up with,
-// worked out row by row.
+// A small world for transfer tests: files with random bytes, tensors in them, copies into the
+// slabs of some ranks, and the expected result of each rank, computed row by row.
 #ifndef CKPTD_TESTS_TESTING_TRANSFER_WORLD_H_
 #define CKPTD_TESTS_TESTING_TRANSFER_WORLD_H_
 
@@ -29,9 +28,9 @@ class World {
   // Appends `bytes` random bytes to a file; returns where they start.
   uint64_t AddBytes(size_t file, uint64_t bytes, uint64_t seed);
 
-  // Adds a tensor to a rank: the box of the array of `dtype` at `offset` of the
-  // file, cast to `to`. `columns` > 0: the file holds it as two pieces, its
-  // first `columns` of the last dimension, then the others.
+  // Adds a tensor to a rank: a box of the array of `dtype` at `offset` of the file, cast to `to`.
+  // If `columns` > 0, the file stores the array in two pieces: its first `columns` of the last
+  // dimension, then the others.
   void AddTensor(size_t rank, size_t file, uint64_t offset, Dtype dtype, Dtype to,
                  const uint64_t (&shape)[3], const Box3& box, uint64_t columns = 0);
 
@@ -47,7 +46,7 @@ class World {
   std::vector<std::byte> Slab(size_t rank) const;
   std::vector<std::byte> Tensor(size_t rank, size_t tensor) const;
   const std::vector<std::byte>& Content(size_t file) const { return contents_[file]; }
-  // Distinct bytes that some tensor is made of.
+  // Distinct bytes that tensors are made of.
   uint64_t NeededBytes() const;
 
  private:
@@ -60,8 +59,8 @@ class World {
   std::vector<std::vector<std::vector<std::byte>>> segments_;
 };
 
-// Many tensors of all kinds: chunked by rows or columns, replicated, boxes,
-// stored in two pieces, cast or not, tiny and up to `largest_bytes`.
+// Many tensors of all kinds: chunked by rows or columns, replicated, boxes, stored in two pieces,
+// cast or not, tiny ones and up to `largest_bytes`.
 void FillAtRandom(World& world, uint64_t seed, uint64_t largest_bytes);
 
 }  // namespace ckptd

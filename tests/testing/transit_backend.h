@@ -1,4 +1,4 @@
-// A memory backend that gives memory in transit alone, and that not always.
+// A memory backend with transit memory only, which it may refuse.
 #ifndef CKPTD_TESTS_TESTING_TRANSIT_BACKEND_H_
 #define CKPTD_TESTS_TESTING_TRANSIT_BACKEND_H_
 
@@ -15,7 +15,7 @@
 
 namespace ckptd {
 
-// Refuses to take memory so often, whoever asks.
+// Refuses memory a number of times.
 class ScarceTransit final : public TransitInProcess {
  public:
   explicit ScarceTransit(std::atomic<int>& refusals) : refusals_(refusals) {}
@@ -29,7 +29,7 @@ class ScarceTransit final : public TransitInProcess {
   std::atomic<int>& refusals_;
 };
 
-// Gives nothing but memory in transit.
+// Provides transit memory only.
 class TransitBackend final : public MemoryBackend {
  public:
   explicit TransitBackend(std::atomic<int>& refusals) : refusals_(refusals) {}

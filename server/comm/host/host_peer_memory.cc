@@ -19,12 +19,12 @@
 namespace ckptd {
 namespace {
 
-// Descriptors are closed once mapped: a large slab does not need as many at once
-// as it has segments.
+// Descriptors are closed once mapped, so a large slab does not need one per segment at the same
+// time.
 constexpr size_t kSegmentsAtOnce = 256;
 
-// `error` as the caller needs it, with the rank's name.
-absl::Status OfRank(const absl::Status& error, const PeerSlab& slab) {
+// Adds the rank's name to `error`.
+absl::Status WithRank(const absl::Status& error, const PeerSlab& slab) {
   const std::string context = fmt::format("mapping the memory of rank {}", slab.rank);
   const std::string rank = std::to_string(slab.rank);
   switch (error.code()) {
@@ -39,20 +39,20 @@ absl::Status OfRank(const absl::Status& error, const PeerSlab& slab) {
     case absl::StatusCode::kPermissionDenied:
       return MakeError(absl::StatusCode::kFailedPrecondition, reason::kRankFailed,
                        context + ": " + MessageOf(error) +
-                           "; it was sealed before this daemon mapped it, that rank must replace "
-                           "it (it does when a new leader takes over)",
+                           "; it was sealed before this daemon mapped it, so that rank must "
+                           "replace it (it does so for a new leader)",
                        {{"rank", rank}});
     default:
       return WithFact(WithContext(error, context), "rank", rank);
   }
 }
 
-// A driver that refuses another process's memory, or has no room on that GPU for what mapping it
-// takes, is no reason to fail: bytes can be sent.
+// The driver may refuse another process's memory, or have no room on that GPU to map it. The load
+// need not fail then, because bytes can be sent instead.
 absl::Status NotImported(const absl::Status& error, const PeerSlab& slab) {
   const bool refused = error.code() == absl::StatusCode::kUnavailable ||
                        error.code() == absl::StatusCode::kResourceExhausted;
-  if (!refused) return OfRank(error, slab);
+  if (!refused) return WithRank(error, slab);
   Facts facts = FactsOf(error);
   facts["rank"] = std::to_string(slab.rank);
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kRankFailed,
@@ -76,13 +76,13 @@ absl::Status CheckDescription(const PeerSlab& slab) {
   return absl::OkStatus();
 }
 
-// All of the segment behind `fd`, writable, without its pages: how large it is says
-// who hands it out, and pages of it would be memory.
+// Maps the whole segment behind `fd` for writing. Does not fault its pages in: the sender of `fd`
+// determines its size, and pages would take memory.
 absl::StatusOr<Mapping> MapSegment(const UniqueFd& fd) {
-  // Memory that its owner could cut would be a SIGBUS while we write it.
+  // If the owner could shrink the file, our writes could raise SIGBUS.
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return BadDescription("a segment is no memfd of sealed size");
+    return BadDescription("a segment is not a memfd with a sealed size");
   }
   struct stat info = {};
   if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "asking for a segment's size");
@@ -140,7 +140,7 @@ absl::StatusOr<SlabView> HostPeerMemory::Map(const PeerSlab& slab,
                     slab.rank, slab.host, host_),
         {{"rank", std::to_string(slab.rank)}});
   }
-  if (const absl::Status ok = CheckDescription(slab); !ok.ok()) return OfRank(ok, slab);
+  if (const absl::Status ok = CheckDescription(slab); !ok.ok()) return WithRank(ok, slab);
   return slab.device.empty() || slab.segments.empty() ? MapHost(slab, deadline)
                                                       : MapDevice(slab, deadline);
 }
@@ -155,11 +155,11 @@ absl::StatusOr<SlabView> HostPeerMemory::MapDevice(
                      {{"rank", std::to_string(slab.rank)}});
   }
   if (slab.segments.size() != 1) {
-    return OfRank(BadDescription("device memory comes as one segment"), slab);
+    return WithRank(BadDescription("device memory comes as one segment"), slab);
   }
   const uint64_t ids[] = {slab.segments[0].id};
   const auto fds = FetchPeerSegments(slab.endpoint, Secret(), ids, deadline);
-  if (!fds.ok()) return OfRank(fds.status(), slab);
+  if (!fds.ok()) return WithRank(fds.status(), slab);
   auto memory = import_(slab.device, fds->front(), slab.segments[0].bytes);
   if (!memory.ok()) return NotImported(memory.status(), slab);
   return SlabView{{}, *std::move(memory)};
@@ -174,13 +174,13 @@ absl::StatusOr<SlabView> HostPeerMemory::MapHost(const PeerSlab& slab,
   }
   peer.endpoint = slab.endpoint;
   absl::StatusOr<Mappings> added = MapMissing(slab, peer, deadline);
-  if (!added.ok()) return OfRank(added.status(), slab);
+  if (!added.ok()) return WithRank(added.status(), slab);
   SlabView view;
   for (const PeerSlab::PeerSegment& segment : slab.segments) {
     const auto fresh = added->find(segment.id);
     Mapped& mapped = fresh != added->end() ? fresh->second : peer.mappings.at(segment.id);
     const uint64_t holds = mapped.mapping.bytes();
-    if (segment.bytes > holds) return OfRank(TooSmall(segment, holds), slab);
+    if (segment.bytes > holds) return WithRank(TooSmall(segment, holds), slab);
     const std::span<std::byte> used = mapped.mapping.span().first(segment.bytes);
     if (mapped.populated < used.size()) {
       PopulateForWriting(used.subspan(mapped.populated));
@@ -210,7 +210,8 @@ uint64_t HostPeerMemory::KeepOnly(uint32_t rank, const std::vector<uint64_t>& se
 
 void HostPeerMemory::DropReleased(std::chrono::steady_clock::time_point deadline) {
   const std::string secret = Secret();
-  // What its daemon owns it hands out. Of a restarted one Forget will be told.
+  // A daemon hands out the segments that it owns. For a daemon that has restarted, Forget will be
+  // called.
   const auto released = [&](const Peer& peer, std::span<const uint64_t> ids) {
     const auto fds = FetchPeerSegments(peer.endpoint, secret, ids, deadline);
     return fds.status().code() == absl::StatusCode::kAborted;
@@ -220,7 +221,7 @@ void HostPeerMemory::DropReleased(std::chrono::steady_clock::time_point deadline
     for (const auto& [id, mapped] : peer.mappings) ids.push_back(id);
     for (size_t done = 0; done < ids.size(); done += kSegmentsAtOnce) {
       const auto some = std::span(ids).subspan(done).first(std::min(kSegmentsAtOnce, ids.size() - done));
-      if (!released(peer, some)) continue;  // mostly none is
+      if (!released(peer, some)) continue;  // mostly none is released
       for (const uint64_t id : some) {
         if (released(peer, {&id, 1})) peer.mappings.erase(id);
       }

@@ -1,6 +1,6 @@
-// PeerMemory on one host: maps the memfd segments of the other daemons and keeps
-// the mappings, so that a later load costs no page tables. Slabs in device memory are
-// imported for one load each.
+// PeerMemory on one host. Maps the memfd segments of the other daemons and keeps the mappings, so
+// that later loads need no new page tables. Slabs in device memory are imported anew for each
+// load.
 #ifndef CKPTD_SERVER_COMM_HOST_HOST_PEER_MEMORY_H_
 #define CKPTD_SERVER_COMM_HOST_HOST_PEER_MEMORY_H_
 
@@ -20,37 +20,37 @@
 
 namespace ckptd {
 
-// Not thread-safe, but for SetSecret.
+// The daemon owns it. Not thread-safe, except SetSecret.
 class HostPeerMemory final : public PeerMemory {
  public:
-  // Makes the device memory behind a peer's descriptor writable here. Errors:
-  // FailedPrecondition where this process cannot reach that device.
+  // Makes the device memory behind a peer's descriptor writable here. Errors: FailedPrecondition
+  // if this process cannot reach that device.
   using ImportDevice = std::function<absl::StatusOr<std::shared_ptr<StagedMemory>>(
       const std::string& device_uuid, const UniqueFd& fd, uint64_t bytes)>;
 
-  // `host`: identity of this host, as PeerSlab::host gives it. Without `import`, device
-  // memory cannot be reached.
+  // `host`: identity of this host, as in PeerSlab::host. Without `import`, device memory cannot
+  // be reached.
   explicit HostPeerMemory(std::string host, ImportDevice import = nullptr)
       : host_(std::move(host)), import_(std::move(import)) {}
 
-  // The group's; see PeerSocket::SetSecret. From any thread.
+  // Sets the group's secret; see PeerSocket::SetSecret. Thread-safe.
   void SetSecret(std::string secret);
 
-  // Segments that were mapped before, for the same incarnation of that daemon,
-  // cost nothing. Besides PeerMemory's errors: FailedPrecondition RANK_FAILED
-  // when a segment was sealed before we could map it (that daemon must replace
-  // its memory: MemoryBackend::OnWriterRestart), InvalidArgument for a description
-  // that cannot be. Each names the rank; nothing of a failed call is kept.
+  // Segments that are already mapped for the same incarnation of that daemon cost nothing.
+  // Further errors besides PeerMemory's: FailedPrecondition RANK_FAILED if a segment was sealed
+  // before we could map it (that daemon must replace its memory: MemoryBackend::OnWriterRestart),
+  // InvalidArgument for an impossible description. All name the rank. A failed call keeps no
+  // mapping of its own.
   absl::StatusOr<SlabView> Map(const PeerSlab& slab,
                                std::chrono::steady_clock::time_point deadline) override;
   void Forget(uint32_t rank, const std::string& incarnation) override;
   uint64_t KeepOnly(uint32_t rank, const std::vector<uint64_t>& segment_ids) override;
-  // As KeepOnly, of every rank whose daemon says that it owns them no more: memory that it gave
-  // back to the system is not free while it is mapped here. One that does not answer by the
-  // deadline is asked another time.
+  // Drops mappings of segments that their daemons no longer own, because memory that they gave
+  // back to the system is not free while it is mapped here. A daemon that does not answer by the
+  // deadline is skipped.
   void DropReleased(std::chrono::steady_clock::time_point deadline);
 
-  // Bytes of address space that mappings of `rank` take.
+  // Bytes of address space of all mappings of `rank`.
   uint64_t MappedBytes(uint32_t rank) const;
 
  private:

@@ -41,7 +41,7 @@ std::span<const std::byte> BytesOf(const T& value) {
   return std::as_bytes(std::span(&value, 1));
 }
 
-// One T and up to `max_fds` descriptors from the socket.
+// Receives one T and up to `max_fds` descriptors.
 template <typename T>
 absl::StatusOr<T> Receive(int socket, size_t max_fds, std::vector<UniqueFd>& fds,
                           Deadline deadline) {
@@ -54,8 +54,8 @@ absl::StatusOr<T> Receive(int socket, size_t max_fds, std::vector<UniqueFd>& fds
 
 absl::Status Garbled(const std::string& what) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                   "talking to a daemon of this host about memory: " + what +
-                       "; see that all daemons have one version");
+                   "exchanging memory with a daemon of this host: " + what +
+                       "; run the same ckptd for all daemons");
 }
 
 absl::Status CheckQuestion(const std::string& secret, std::span<const uint64_t> ids) {
@@ -76,13 +76,13 @@ absl::StatusOr<std::vector<uint64_t>> ReceiveRequest(int socket, const std::stri
                                                      Deadline deadline) {
   std::vector<UniqueFd> none;
   CKPTD_ASSIGN_OR_RETURN(const Request request, Receive<Request>(socket, 0, none, deadline));
-  if (request.magic != kMagic) return Garbled("what came is no request");
+  if (request.magic != kMagic) return Garbled("the request is malformed");
   if (!SameSecret(secret, {request.secret.data(), request.secret.size()})) {
     return MakeError(absl::StatusCode::kUnauthenticated, reason::kTokenInvalid,
                      "asking a daemon for its memory: the group's secret differs; one of the two "
                      "daemons left the group, it joins again by itself");
   }
-  if (request.count > kMaxPeerSegments) return Garbled("too many segments asked");
+  if (request.count > kMaxPeerSegments) return Garbled("too many segments requested");
   std::vector<uint64_t> ids(request.count);
   CKPTD_ASSIGN_OR_RETURN(const Received raw,
                          RecvExactly(socket, ids.size() * sizeof(uint64_t), 0, deadline));
@@ -137,22 +137,22 @@ absl::Status SendRequest(int socket, const std::string& secret, std::span<const 
   return SendWithFds(socket, std::as_bytes(ids), {}, deadline);
 }
 
-// The error that the other side answered with.
+// Receives the rest of an error answer, and returns it as a status.
 absl::Status ReceiveError(int socket, uint32_t status, Deadline deadline) {
   std::vector<UniqueFd> none;
   CKPTD_ASSIGN_OR_RETURN(const auto length, Receive<uint32_t>(socket, 0, none, deadline));
   const auto code = static_cast<absl::StatusCode>(status);
   if (status == 0 || status > static_cast<uint32_t>(absl::StatusCode::kUnauthenticated) ||
       length == 0 || length > kMaxSentenceBytes) {
-    return Garbled("the answer is no error we know");
+    return Garbled("the answer has an unknown error code");
   }
   CKPTD_ASSIGN_OR_RETURN(const Received text, RecvExactly(socket, length, 0, deadline));
   const std::string sentence(reinterpret_cast<const char*>(text.bytes.data()), text.bytes.size());
-  // What it has told us that it owns: it let go of that with the load, as those do who have
-  // given up a leader that stood still.
+  // The peer has described this segment before. If it does not own it any more, it has ended the
+  // load, as members do that have given up a leader.
   if (code == absl::StatusCode::kNotFound) {
     return MakeError(absl::StatusCode::kAborted, reason::kEpochChanged,
-                     sentence + ": its daemon has given this load up; load again");
+                     sentence + ": its daemon has ended this load; load again");
   }
   return MakeError(code,
                    code == absl::StatusCode::kUnauthenticated ? reason::kTokenInvalid
@@ -174,8 +174,7 @@ absl::StatusOr<std::vector<UniqueFd>> FetchPeerSegments(const std::string& path,
 absl::StatusOr<std::vector<UniqueFd>> AskPeer(int socket, const std::string& secret,
                                               std::span<const uint64_t> ids, Deadline deadline) {
   CKPTD_RETURN_IF_ERROR(CheckQuestion(secret, ids));
-  // A refusal may come before all ids are sent: what was answered says more than
-  // the broken pipe.
+  // The peer may refuse before all ids are sent. Its answer then says more than the broken pipe.
   const absl::Status sent = SendRequest(socket, secret, ids, deadline);
   std::vector<UniqueFd> fds;
   do {
@@ -183,12 +182,12 @@ absl::StatusOr<std::vector<UniqueFd>> AskPeer(int socket, const std::string& sec
     const size_t room = std::min(kMaxFdsPerMessage, ids.size() - before);
     const absl::StatusOr<Answer> answer = Receive<Answer>(socket, room, fds, deadline);
     if (!answer.ok()) return sent.ok() ? answer.status() : sent;
-    if (answer->magic != kMagic) return Garbled("what came is no answer");
+    if (answer->magic != kMagic) return Garbled("the answer is malformed");
     if (answer->status != 0) return ReceiveError(socket, answer->status, deadline);
     const size_t got = fds.size() - before;
     if (got != answer->fds || fds.size() + answer->remaining != ids.size() ||
         (got == 0 && !ids.empty())) {
-      return Garbled("not the descriptors that were asked for");
+      return Garbled("the answer has other descriptors than were requested");
     }
   } while (fds.size() < ids.size());
   return fds;
@@ -203,7 +202,7 @@ absl::Status AnswerPeer(int socket, const std::string& secret, const SegmentLook
   }
   const absl::StatusOr<std::vector<uint64_t>> ids = ReceiveRequest(socket, secret, deadline);
   if (!ids.ok()) {
-    // Only who speaks the protocol gets a sentence.
+    // Only a caller that speaks the protocol gets a sentence.
     if (ids.status().code() == absl::StatusCode::kUnauthenticated) {
       CKPTD_RETURN_IF_ERROR(SendError(socket, ids.status(), deadline));
     }

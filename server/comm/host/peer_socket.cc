@@ -16,8 +16,8 @@ namespace ckptd {
 namespace {
 
 constexpr mode_t kSocketMode = 0600;
-// How long to leave the backlog alone when this process is out of descriptors:
-// poll would report it again at once.
+// How long to ignore the backlog if this process is out of descriptors. Without a pause poll
+// would report the backlog again at once.
 constexpr int kPauseMs = 100;
 
 }  // namespace
@@ -27,7 +27,7 @@ absl::StatusOr<std::unique_ptr<PeerSocket>> PeerSocket::Start(PeerSocketOptions 
   CKPTD_ASSIGN_OR_RETURN(UnixListener listener, UnixListener::Open(options.path, kSocketMode));
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return ErrnoStatus(errno, "making an eventfd");
-  options.max_connections = MostStrangers(options.max_connections);
+  options.max_connections = MaxUnprovenConnections(options.max_connections);
   std::unique_ptr<PeerSocket> server(new PeerSocket(std::move(options), std::move(lookup),
                                                     std::move(listener), std::move(wake)));
   try {
@@ -88,7 +88,7 @@ void PeerSocket::AcceptLoop() {
     pollfd entries[2] = {{.fd = wake_.get(), .events = POLLIN, .revents = 0},
                          {.fd = listener_.get(), .events = POLLIN, .revents = 0}};
     const bool listen = !pause && !Full();
-    // No deadline: an end of a connection, or of this object, wakes it.
+    // No deadline: the end of a connection, or Stop, wakes this thread.
     ::poll(entries, listen ? 2 : 1, pause ? kPauseMs : -1);
     pause = false;
     uint64_t count = 0;
@@ -104,7 +104,7 @@ void PeerSocket::AcceptLoop() {
   }
 }
 
-// Serves a connection in a thread of its own; false when there is none.
+// Serves a connection in a thread of its own. False if no thread could be started.
 bool PeerSocket::Begin(UniqueFd socket) {
   MutexLock lock(mutex_);
   Connection& connection = connections_.emplace_back();
@@ -125,7 +125,7 @@ void PeerSocket::Serve(Connection& connection) {
     secret = secret_;
   }
   const Deadline deadline = std::chrono::steady_clock::now() + options_.patience;
-  // A refusal has been sent, a break is the peer's: it says what it missed.
+  // Errors can be ignored: a refusal was sent, and the peer knows of a broken connection.
   AnswerPeer(connection.socket.get(), secret, lookup_, deadline).IgnoreError();
   ::shutdown(connection.socket.get(), SHUT_RDWR);
   {

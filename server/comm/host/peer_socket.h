@@ -1,5 +1,5 @@
-// Serves this daemon's memory segments to the daemon of the same group and host
-// that fills them. See peer_protocol.h for what is said.
+// Serves this daemon's memory segments to the daemon of the same group and host that fills them.
+// peer_protocol.h has the protocol.
 #ifndef CKPTD_SERVER_COMM_HOST_PEER_SOCKET_H_
 #define CKPTD_SERVER_COMM_HOST_PEER_SOCKET_H_
 
@@ -19,28 +19,27 @@
 namespace ckptd {
 
 struct PeerSocketOptions {
-  std::string path;  // of the socket; its directory exists and is ours alone
-  // A connection that has not said and got everything by then is closed.
+  std::string path;  // of the socket; only our user may enter its directory
+  // A connection that is not finished after this time is closed.
   std::chrono::milliseconds patience = std::chrono::seconds(2);
-  // Served at once; more wait in the backlog. Together with the patience: how many
-  // mute ones it takes to make the leader wait.
+  // Connections served at the same time; others wait in the backlog. This and `patience` limit
+  // how long silent connections can delay the leader.
   size_t max_connections = 256;
 };
 
-// Runs a thread that accepts and one per connection, so that a mute peer blocks
-// nobody. Thread-safe. Destruction ends all of them and removes the socket file.
+// Runs a thread that accepts, and one thread per connection, so that a silent peer blocks nobody.
+// The daemon owns it. Thread-safe. The destructor ends all threads and removes the socket file.
 class PeerSocket {
  public:
-  // `lookup` is called from several threads at once and must outlive the result.
-  // Errors: those of UnixListener::Open.
+  // `lookup` is called from several threads at the same time and must outlive the result. Errors:
+  // those of UnixListener::Open.
   static absl::StatusOr<std::unique_ptr<PeerSocket>> Start(PeerSocketOptions options,
                                                            SegmentLookup lookup);
   ~PeerSocket();
   PeerSocket(const PeerSocket&) = delete;
   PeerSocket& operator=(const PeerSocket&) = delete;
 
-  // kPeerSecretBytes bytes; until it is set, and when it is empty, nobody is
-  // served.
+  // kPeerSecretBytes bytes. Until it is set, and while it is empty, all requests are refused.
   void SetSecret(std::string secret);
 
  private:
@@ -63,7 +62,7 @@ class PeerSocket {
   const PeerSocketOptions options_;
   const SegmentLookup lookup_;
   const UnixListener listener_;
-  const UniqueFd wake_;  // eventfd: a connection ended, or Stop
+  const UniqueFd wake_;  // eventfd: a connection ended, or Stop was called
 
   Mutex mutex_;
   std::string secret_ ABSL_GUARDED_BY(mutex_);

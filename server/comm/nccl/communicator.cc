@@ -19,13 +19,14 @@
 namespace ckptd {
 namespace {
 
-// What a kernel takes is asked for often; who joins or sets up connections, after a while, seldom.
-constexpr int kShortTurns = 500;
+// Kernels take microseconds, so waits poll often at first. Joining and connecting take longer, so
+// they poll seldom later.
+constexpr int kShortPolls = 500;
 constexpr std::chrono::microseconds kLongPoll{1000};
 
 ncclConfig_t Config(const CommunicatorOptions& options) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;  // else nobody could give up
+  config.blocking = 0;  // otherwise no call could have a deadline
   config.minCTAs = 1;
   config.maxCTAs = options.max_ctas;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
@@ -56,16 +57,17 @@ absl::Status CheckOptions(const CommunicatorOptions& options) {
 
 }  // namespace
 
-// Owned by both threads: one may leave it behind.
-struct Communicator::Ending {
-  explicit Ending(const char* what) : doing(what) {}
+// A call that ends the communicator. Two threads share it, because the waiting one may give up
+// first.
+struct Communicator::EndCall {
+  explicit EndCall(const char* what) : doing(what) {}
 
   const char* const doing;
   Mutex mutex;
   CondVar changed;
   bool done = false;
   ncclResult_t result = ncclSuccess;
-  std::optional<CudaClaim> claim;  // of the thread that makes the call
+  std::optional<CudaClaim> claim;  // claim of the thread that makes the call
 };
 
 Communicator::Communicator(std::shared_ptr<const NcclLibrary> library,
@@ -149,7 +151,7 @@ absl::Status Communicator::Begin() {
   return absl::OkStatus();
 }
 
-// NCCL would only find out in a kernel, or not at all.
+// NCCL would find such a mistake only in a kernel, or not at all.
 absl::Status Communicator::CheckPeer(uint32_t peer, uint64_t bytes) const {
   CKPTD_RETURN_IF_ERROR(error_);
   if (in_group_ && peer < options_.world_size && bytes > 0) return absl::OkStatus();
@@ -170,7 +172,7 @@ absl::Status Communicator::Operate(const char* doing, uint32_t peer, ncclResult_
 absl::Status Communicator::Send(CUdeviceptr from, uint64_t bytes, uint32_t peer, CUstream stream) {
   if (absl::Status wrong = CheckPeer(peer, bytes); !wrong.ok()) return Fail(std::move(wrong));
   const CudaScope scope(*device_);
-  // Bytes, whatever they mean.
+  // Data is sent as bytes, whatever its type.
   return Operate("sends to", peer,
                  library_->Send(reinterpret_cast<const void*>(from), bytes, ncclUint8,
                                 static_cast<int>(peer), handle_, stream));
@@ -199,7 +201,7 @@ absl::Status Communicator::End(Deadline deadline) {
   CKPTD_RETURN_IF_ERROR(error_);
   if (!in_group_) {
     return Fail(MakeError(absl::StatusCode::kInternal, reason::kNcclFailed,
-                          fmt::format("ending a group on rank {}: none was begun", rank())));
+                          fmt::format("call a group on rank {}: none was begun", rank())));
   }
   in_group_ = false;
   group_ranks_.erase(options_.rank);
@@ -218,7 +220,7 @@ absl::Status Communicator::End(Deadline deadline) {
   return absl::OkStatus();
 }
 
-absl::Status Communicator::Look(const std::string& doing, bool& in_progress) {
+absl::Status Communicator::Poll(const std::string& doing, bool& in_progress) {
   const CudaScope scope(*device_);
   ncclResult_t state = ncclSuccess;
   ncclResult_t result = library_->CommGetAsyncError(handle_, &state);
@@ -234,7 +236,7 @@ absl::Status Communicator::Interrupted() const {
 }
 
 absl::Status Communicator::Pause(const std::string& doing, const std::set<uint32_t>& ranks,
-                                 Deadline deadline, const char* reason, int turn) const {
+                                 Deadline deadline, const char* reason, int attempt) const {
   if (std::chrono::steady_clock::now() >= deadline) {
     return MakeError(
         absl::StatusCode::kDeadlineExceeded, reason,
@@ -242,18 +244,18 @@ absl::Status Communicator::Pause(const std::string& doing, const std::set<uint32
                     "daemons run, and at their logs and GPUs",
                     doing, NameOf(rank()), ranks.size() == 1 ? "" : "s", NamesOf(ranks)));
   }
-  std::this_thread::sleep_for(turn < kShortTurns ? kCudaPoll : kLongPoll);
+  std::this_thread::sleep_for(attempt < kShortPolls ? kCudaPoll : kLongPoll);
   return absl::OkStatus();
 }
 
 absl::Status Communicator::AwaitReady(const std::string& doing, const std::set<uint32_t>& ranks,
                                       Deadline deadline, const char* reason) {
-  for (int turn = 0;; ++turn) {
+  for (int attempt = 0;; ++attempt) {
     bool in_progress = false;
-    if (absl::Status now = Look(doing, in_progress); !now.ok()) return Fail(std::move(now));
+    if (absl::Status now = Poll(doing, in_progress); !now.ok()) return Fail(std::move(now));
     if (!in_progress) return absl::OkStatus();
-    if (absl::Status told = Interrupted(); !told.ok()) return GiveUp(std::move(told));
-    absl::Status end = Pause(doing, ranks, deadline, reason, turn);
+    if (absl::Status told = Interrupted(); !told.ok()) return AbortWith(std::move(told));
+    absl::Status end = Pause(doing, ranks, deadline, reason, attempt);
     if (!end.ok()) return Fail(std::move(end));
   }
 }
@@ -261,15 +263,15 @@ absl::Status Communicator::AwaitReady(const std::string& doing, const std::set<u
 absl::Status Communicator::Wait(CUstream stream, Deadline deadline) {
   CKPTD_RETURN_IF_ERROR(error_);
   const std::string doing = "exchanging bytes";
-  for (int turn = 0;; ++turn) {
+  for (int attempt = 0;; ++attempt) {
     CUresult stream_state = CUDA_SUCCESS;
     {
       const CudaScope scope(*device_);
       stream_state = device_->driver().StreamQuery(stream);
     }
-    // First what NCCL says: its errors leave the stream as it is, or end it early.
+    // NCCL is asked first: after an error of NCCL the stream may look unfinished or finished.
     bool in_progress = false;
-    absl::Status now = handle_ == nullptr ? absl::OkStatus() : Look(doing, in_progress);
+    absl::Status now = handle_ == nullptr ? absl::OkStatus() : Poll(doing, in_progress);
     if (now.ok() && !in_progress && stream_state != CUDA_ERROR_NOT_READY) {
       now = device_->Check(stream_state, doing);
       if (now.ok()) {
@@ -278,8 +280,8 @@ absl::Status Communicator::Wait(CUstream stream, Deadline deadline) {
       }
     }
     if (!now.ok()) return Fail(std::move(now));
-    if (absl::Status told = Interrupted(); !told.ok()) return GiveUp(std::move(told));
-    now = Pause(doing, begun_ranks_, deadline, reason::kDeadline, turn);
+    if (absl::Status told = Interrupted(); !told.ok()) return AbortWith(std::move(told));
+    now = Pause(doing, begun_ranks_, deadline, reason::kDeadline, attempt);
     if (!now.ok()) return Fail(std::move(now));
   }
 }
@@ -309,8 +311,8 @@ absl::Status Communicator::Abort() {
 absl::Status Communicator::BeginAbort() {
   if (handle_ == nullptr) return absl::OkStatus();
   if (std::exchange(in_group_, false)) {
-    // The thread's group would swallow the abort. What is in it is not wanted: with an error in
-    // it NCCL drops all of it.
+    // Inside a group the abort would be deferred to its end. This invalid send makes NCCL drop
+    // the whole group.
     const CudaScope scope(*device_);
     static_cast<void>(library_->Send(nullptr, 1, ncclUint8, -1, handle_, nullptr));
     static_cast<void>(library_->GroupEnd());
@@ -319,58 +321,59 @@ absl::Status Communicator::BeginAbort() {
 }
 
 absl::Status Communicator::Fail(absl::Status status) {
-  return GiveUp(WithFact(status, "rank", std::to_string(NameOf(rank()))));
+  return AbortWith(WithFact(status, "rank", std::to_string(NameOf(rank()))));
 }
 
-absl::Status Communicator::GiveUp(absl::Status status) {
+absl::Status Communicator::AbortWith(absl::Status status) {
   if (!error_.ok()) return error_;
   error_ = std::move(status);
-  const absl::Status begun = BeginAbort();  // its kernels end soon, and nobody waits for that here
+  const absl::Status begun = BeginAbort();  // its kernels end soon, so nothing waits for that here
   if (!begun.ok()) error_ = WithContext(error_, MessageOf(begun) + "; before");
   return error_;
 }
 
 absl::Status Communicator::BeginEnd(decltype(&ncclCommAbort) end, const char* doing) {
-  const auto ending = std::make_shared<Ending>(doing);
+  const auto call = std::make_shared<EndCall>(doing);
   const ncclComm_t handle = std::exchange(handle_, nullptr);
-  if (launching_) ending->claim.emplace(device_);
+  if (launching_) call->claim.emplace(device_);
   try {
-    std::thread([ending, end, handle, device = device_, library = library_] {
+    std::thread([call, end, handle, device = device_, library = library_] {
       const CudaScope scope(*device);
       const ncclResult_t result = end(handle);
-      ending->claim.reset();
-      MutexLock lock(ending->mutex);
-      ending->result = result;
-      ending->done = true;
-      ending->changed.NotifyAll();
+      call->claim.reset();
+      MutexLock lock(call->mutex);
+      call->result = result;
+      call->done = true;
+      call->changed.NotifyAll();
     }).detach();
   } catch (const std::system_error& error) {
-    new CudaClaim(device_);  // never given back: NCCL's threads are in that context for good
+    // leaked on purpose: NCCL's threads use that context until the process ends
+    new CudaClaim(device_);
     return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed,
                      fmt::format("{} the NCCL communicator on rank {}: no thread could be started "
                                  "({}), so NCCL still holds {}; raise the limit of processes, and "
                                  "start this daemon again",
                                  doing, NameOf(rank()), error.what(), device_->info().uuid));
   }
-  ending_ = ending;
+  end_call_ = call;
   return absl::OkStatus();
 }
 
 absl::Status Communicator::AwaitEnd() {
-  const std::shared_ptr<Ending> ending = std::exchange(ending_, nullptr);
-  if (ending == nullptr) return absl::OkStatus();
-  const auto deadline = std::chrono::steady_clock::now() + kEndPatience;
-  MutexLock lock(ending->mutex);
-  if (!ending->changed.WaitUntil(ending->mutex, deadline, [&] { return ending->done; })) {
+  const std::shared_ptr<EndCall> call = std::exchange(end_call_, nullptr);
+  if (call == nullptr) return absl::OkStatus();
+  const auto deadline = std::chrono::steady_clock::now() + kEndTimeout;
+  MutexLock lock(call->mutex);
+  if (!call->changed.WaitUntil(call->mutex, deadline, [&] { return call->done; })) {
     return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed,
                      fmt::format("{} the NCCL communicator on rank {}: NCCL has not returned for "
                                  "{} s, and holds {}; start this daemon again",
-                                 ending->doing, NameOf(rank()), kEndPatience.count(),
+                                 call->doing, NameOf(rank()), kEndTimeout.count(),
                                  device_->info().uuid));
   }
   return library_->Check(
-      ending->result,
-      fmt::format("{} the NCCL communicator on rank {}", ending->doing, NameOf(rank())));
+      call->result,
+      fmt::format("{} the NCCL communicator on rank {}", call->doing, NameOf(rank())));
 }
 
 }  // namespace ckptd

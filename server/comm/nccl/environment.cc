@@ -12,11 +12,11 @@ namespace {
 
 constexpr std::string_view kTheirs = "NCCL_";
 constexpr std::string_view kOurs = "CKPTD_NCCL_";
-// The setting that names the library.
+// The variable with the library's path.
 constexpr std::string_view kSetting = "CKPTD_NCCL_LIBRARY";
 
-// What describes the machine: which ways there are between its GPUs and to other hosts. Not
-// NCCL_DEBUG_FILE, which the trainer's NCCL writes.
+// Variables that describe the machine: the links between its GPUs and to other hosts.
+// NCCL_DEBUG_FILE is not among them, because the trainer's NCCL writes that file.
 constexpr std::string_view kAllowed[] = {
     "NCCL_CONF_FILE",         "NCCL_CUMEM_ENABLE",
     "NCCL_CUMEM_HOST_ENABLE", "NCCL_DEBUG",

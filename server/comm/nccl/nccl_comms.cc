@@ -17,7 +17,7 @@ class NcclComm final : public GroupComm {
       : device_(std::move(device)),
         stream_(std::move(stream)),
         communicator_(std::move(communicator)) {}
-  // What it received into goes after it: work that is still in the stream keeps that memory.
+  // The memory that it receives into may be freed before: work in the stream keeps it.
   ~NcclComm() override = default;
 
   absl::Status Begin() override { return Noted(communicator_->Begin()); }
@@ -44,7 +44,7 @@ class NcclComm final : public GroupComm {
   }
 
  private:
-  // After an error a kernel may be in the stream for as long as that is ours.
+  // After an error a kernel may stay in the stream as long as the stream exists.
   absl::Status Noted(absl::Status status) {
     if (!status.ok() && !unfinished_.has_value()) unfinished_.emplace(device_);
     return status;
@@ -52,7 +52,7 @@ class NcclComm final : public GroupComm {
 
   const std::shared_ptr<CudaDevice> device_;
   std::optional<CudaClaim> unfinished_;
-  CudaStream stream_;  // goes after what runs on it, and its device knows what still may
+  CudaStream stream_;  // destroyed after its work; the device knows what may still run
   const std::unique_ptr<Communicator> communicator_;
 };
 
@@ -90,7 +90,7 @@ absl::StatusOr<std::unique_ptr<GroupComm>> NcclComms::Join(GroupCommOptions opti
 }
 
 void NcclComms::AwaitEnds() {
-  std::vector<std::unique_ptr<Communicator>> ending;  // goes after the lock
+  std::vector<std::unique_ptr<Communicator>> ending;  // destroyed after the lock is released
   MutexLock lock(mutex_);
   ending.swap(not_joined_);
 }

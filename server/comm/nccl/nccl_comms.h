@@ -1,4 +1,4 @@
-// Communicators of NCCL behind the seam of server/comm.
+// Implements the seam of server/comm with NCCL communicators.
 #ifndef CKPTD_SERVER_COMM_NCCL_NCCL_COMMS_H_
 #define CKPTD_SERVER_COMM_NCCL_NCCL_COMMS_H_
 
@@ -19,14 +19,14 @@ namespace ckptd {
 
 class NcclComms final : public GroupComms {
  public:
-  // `device` gives the GPU whose memory is carried, for as long as a communicator lives.
+  // Returns the GPU whose memory is carried. A communicator keeps it while it lives.
   using Device = std::function<absl::StatusOr<std::shared_ptr<CudaDevice>>()>;
   NcclComms(std::shared_ptr<const NcclLibrary> library, Device device)
       : library_(std::move(library)), device_(std::move(device)) {}
 
   std::string version() const override { return "NCCL " + library_->VersionText(); }
   absl::StatusOr<std::string> MakeId() override;
-  // Errors besides: InvalidArgument INVALID_REQUEST for an id or names that cannot be.
+  // Further errors: InvalidArgument INVALID_REQUEST for an impossible id or names.
   absl::StatusOr<std::unique_ptr<GroupComm>> Join(GroupCommOptions options,
                                                   GroupComm::Deadline deadline) override;
   void AwaitEnds() override;

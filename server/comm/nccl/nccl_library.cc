@@ -29,7 +29,7 @@ absl::Status NoNccl(const std::string& why) {
                   why));
 }
 
-// The NCCL of each Python version in an environment, in the order of their names.
+// The NCCL library of each Python version in an environment, sorted by name.
 std::vector<std::string> LibrariesIn(const std::string& environment) {
   namespace fs = std::filesystem;
   std::vector<std::string> found;
@@ -51,7 +51,7 @@ void Find(void* library, const char* name, Function& function, std::string& miss
   if (function == nullptr && missing.empty()) missing = name;
 }
 
-// The file that a function of the library lies in.
+// The file that contains a function of the library.
 std::string FileOf(void* function) {
   Dl_info info{};
   const bool known = ::dladdr(function, &info) != 0 && info.dli_fname != nullptr;
@@ -79,17 +79,17 @@ std::string NcclLibrary::Resolve(void* library) {
   return missing;
 }
 
-// A library that is no good stays open all the same: NCCL is not made to be closed.
+// A library that cannot be used stays open, because NCCL does not support being closed.
 absl::StatusOr<std::shared_ptr<const NcclLibrary>> NcclLibrary::OpenOne(const std::string& path) {
   void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) return NoNccl(::dlerror());
   const std::shared_ptr<NcclLibrary> library(new NcclLibrary);
   const std::string missing = library->Resolve(handle);
-  // The version first: it explains what is missing.
+  // The version is read first, because it explains what is missing.
   if (library->GetVersion == nullptr) return NoNccl(path + " has no ncclGetVersion");
   library->path_ = FileOf(reinterpret_cast<void*>(library->GetVersion));
   if (library->GetVersion(&library->version_) != ncclSuccess) {
-    return NoNccl(path + " does not tell its version");
+    return NoNccl(path + " does not report its version");
   }
   if (library->version_ < kOldestVersion) {
     return NoNccl(fmt::format("{} is NCCL {}, and {} or newer is needed", library->path_,
@@ -110,7 +110,7 @@ absl::StatusOr<std::shared_ptr<const NcclLibrary>> NcclLibrary::Open(const NcclS
   for (const std::string& candidate : candidates) {
     auto library = OpenOne(candidate);
     if (library.ok()) return library;
-    // Without the beginning and the advice that each of them has.
+    // Drops the beginning and the advice, which are the same in each error.
     const std::string why = MessageOf(library.status()).substr(std::strlen("opening NCCL: "));
     tried += fmt::format("{}{}", tried.empty() ? "" : "; ", why.substr(0, why.find("; install")));
   }
@@ -131,7 +131,7 @@ absl::Status NcclLibrary::Check(ncclResult_t result, const std::string& doing) c
   if (result == ncclSuccess) return absl::OkStatus();
   std::string text = fmt::format("{}: NCCL answers {} ({})", doing, static_cast<int>(result),
                                  GetErrorString(result));
-  // The process's last one: it may be missing, or be about something older.
+  // This is the last warning of the process. It may be missing or about an earlier call.
   const char* const warning = GetLastError(nullptr);
   if (warning != nullptr && *warning != '\0') {
     text += fmt::format("; its last warning: {}",
@@ -139,7 +139,7 @@ absl::Status NcclLibrary::Check(ncclResult_t result, const std::string& doing) c
   }
   switch (result) {
     case ncclRemoteError:
-      // Whoever is gone, it is not the rank that says so.
+      // The rank that reports the error is not the one that failed.
       return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed,
                        text + "; look at the log of the other ranks and load again, or with --comm host");
     case ncclUnhandledCudaError:
@@ -149,10 +149,12 @@ absl::Status NcclLibrary::Check(ncclResult_t result, const std::string& doing) c
     case ncclInvalidArgument:
     case ncclInvalidUsage:
       return MakeError(absl::StatusCode::kInternal, reason::kNcclFailed,
-                       text + "; CKPTD_NCCL_DEBUG=WARN makes NCCL say more, --comm host does without it");
+                       text + "; CKPTD_NCCL_DEBUG=WARN makes NCCL log more, --comm host does "
+                              "without NCCL");
     default:
       return MakeError(absl::StatusCode::kUnavailable, reason::kNcclFailed,
-                       text + "; CKPTD_NCCL_DEBUG=INFO makes NCCL say more, --comm host does without it");
+                       text + "; CKPTD_NCCL_DEBUG=INFO makes NCCL log more, --comm host does "
+                              "without NCCL");
   }
 }
 

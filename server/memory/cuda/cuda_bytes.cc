@@ -51,11 +51,11 @@ absl::Status CudaBytes::Read(uint64_t offset, std::span<std::byte> out) {
   return status;
 }
 
-absl::StatusOr<std::unique_ptr<StagingLane>> RestingBytes::OpenLane() {
+absl::StatusOr<std::unique_ptr<StagingLane>> UnmappedBytes::OpenLane() {
   return absl::FailedPreconditionError("writing a slab: it is complete");
 }
 
-absl::StatusOr<std::shared_ptr<CudaSlabBytes>> RestingBytes::Map() {
+absl::StatusOr<std::shared_ptr<CudaSlabBytes>> UnmappedBytes::Map() {
   MutexLock lock(mutex_);
   if (mapped_ != nullptr) return mapped_;
   CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<CudaEngine> engine, source_->Get());
@@ -66,7 +66,7 @@ absl::StatusOr<std::shared_ptr<CudaSlabBytes>> RestingBytes::Map() {
   return mapped_;
 }
 
-absl::Status RestingBytes::Read(uint64_t offset, std::span<std::byte> out) {
+absl::Status UnmappedBytes::Read(uint64_t offset, std::span<std::byte> out) {
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<CudaSlabBytes> mapped, Map());
   return mapped->Read(offset, out);
 }

@@ -1,4 +1,4 @@
-// Slabs in the memory of a GPU, this daemon's own or a peer's on the same host.
+// Slabs in the memory of a GPU: this daemon's own, or a peer's on the same host.
 #ifndef CKPTD_SERVER_MEMORY_CUDA_CUDA_BYTES_H_
 #define CKPTD_SERVER_MEMORY_CUDA_CUDA_BYTES_H_
 
@@ -13,8 +13,8 @@
 
 namespace ckptd {
 
-// What lanes and kernels reach: an address of one GPU. Thread-safe, as StagedMemory says.
-// Keeps the engine running.
+// Memory that lanes and kernels can reach at an address of one GPU. Thread-safe, as StagedMemory
+// says. Keeps the engine running.
 class CudaBytes : public StagedMemory {
  public:
   absl::StatusOr<std::unique_ptr<StagingLane>> OpenLane() override;
@@ -30,14 +30,14 @@ class CudaBytes : public StagedMemory {
       : engine_(std::move(engine)), gpu_(std::move(gpu)) {}
 
  private:
-  const std::shared_ptr<CudaEngine> engine_;  // goes last
+  const std::shared_ptr<CudaEngine> engine_;  // destroyed last
   const CudaGpu gpu_;
 };
 
 // A whole slab, mapped.
 class CudaSlabBytes final : public CudaBytes {
  public:
-  // `gpu` is the memory's.
+  // `gpu`: the GPU that has the memory.
   CudaSlabBytes(std::shared_ptr<CudaEngine> engine, CudaGpu gpu, CudaAllocation memory)
       : CudaBytes(std::move(engine), std::move(gpu)), memory_(std::move(memory)) {}
 
@@ -48,16 +48,16 @@ class CudaSlabBytes final : public CudaBytes {
   const CudaAllocation memory_;
 };
 
-// Memory that only its descriptor keeps, as it is read: mapped from the first Read on, as
-// long as this lives. Thread-safe.
-class RestingBytes final : public StagedMemory {
+// Reads a complete slab that is not mapped, only its descriptor keeps the memory. The first Read
+// maps it until this object ends. Thread-safe.
+class UnmappedBytes final : public StagedMemory {
  public:
-  RestingBytes(std::shared_ptr<CudaEngineSource> source, std::shared_ptr<const UniqueFd> fd,
-               uint64_t bytes)
+  UnmappedBytes(std::shared_ptr<CudaEngineSource> source, std::shared_ptr<const UniqueFd> fd,
+                uint64_t bytes)
       : source_(std::move(source)), fd_(std::move(fd)), bytes_(bytes) {}
 
   uint64_t bytes() const override { return bytes_; }
-  // FailedPrecondition: it is complete, nothing writes it.
+  // Always FailedPrecondition, because nobody writes a complete slab.
   absl::StatusOr<std::unique_ptr<StagingLane>> OpenLane() override;
   unsigned Lanes() const override { return 1; }
   absl::Status Read(uint64_t offset, std::span<std::byte> out) override;

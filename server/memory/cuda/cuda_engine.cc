@@ -11,19 +11,19 @@
 namespace ckptd {
 namespace {
 
-// What the driver is asked for on a GPU waits for the work there, without a deadline.
+// Calls to the driver would wait for work that has not ended in time, without a deadline.
 absl::Status CheckIdle(CudaDevice& device) {
   if (!device.Busy()) return absl::OkStatus();
   const std::string& uuid = device.info().uuid;
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
-                   fmt::format("starting on {}: copies of before have not ended, and the driver "
+                   fmt::format("starting on {}: earlier copies have not ended, and the driver "
                                "would wait for them; look at the GPU (nvidia-smi, dmesg for Xid), "
                                "then try again, or start this daemon again",
                                uuid),
                    {{"device", uuid}});
 }
 
-// A GPU that this ckptd has no kernels for is served without.
+// A GPU for which this ckptd has no kernels is used without kernels.
 absl::StatusOr<CudaGpu> WithKernels(std::shared_ptr<CudaDevice> device,
                                     std::span<const std::byte> code) {
   CudaGpu gpu = {device, nullptr};
@@ -56,10 +56,10 @@ std::shared_ptr<StagingPool> CudaEngine::Pool() {
   if (!fresh.ok()) return pool;
   {
     MutexLock lock(pool_mutex_);
-    // Somebody else may have been here.
+    // Another thread may have replaced it meanwhile.
     if (pool_ == pool) pool_ = *fresh;
   }
-  Log(LogLevel::kInfo, "staging memory is made anew after an error");
+  Log(LogLevel::kInfo, "staging memory is allocated again after an error");
   return CurrentPool();
 }
 

@@ -15,15 +15,15 @@
 
 namespace ckptd {
 
-struct CudaMemory::Books {
+struct CudaMemory::Ledger {
   Mutex mutex;
   uint64_t next_id ABSL_GUARDED_BY(mutex) = 1;
   uint64_t used ABSL_GUARDED_BY(mutex) = 0;
-  // Null: memory that has no descriptor.
+  // By segment. Null: the memory has no descriptor.
   std::map<uint64_t, std::shared_ptr<const UniqueFd>> owned ABSL_GUARDED_BY(mutex);
 };
 
-// How others get at a slab: made once, with it.
+// How other processes open a slab. Made together with the slab.
 struct CudaShare {
   HandleKind kind = HandleKind::kVmmFd;
   std::shared_ptr<const UniqueFd> fd;  // kVmmFd
@@ -32,33 +32,34 @@ struct CudaShare {
 
 class CudaSlab final : public Slab {
  public:
-  CudaSlab(std::shared_ptr<CudaMemory::Books> books, uint64_t id, uint64_t asked,
+  CudaSlab(std::shared_ptr<CudaMemory::Ledger> ledger, uint64_t id, uint64_t asked,
            std::shared_ptr<CudaSlabBytes> memory, CudaShare share)
-      : books_(std::move(books)),
+      : ledger_(std::move(ledger)),
         asked_(asked),
         mapped_(std::move(memory)),
         share_(std::move(share)),
         segments_{{.id = id, .bytes = mapped_->bytes()}} {
-    MutexLock lock(books_->mutex);
-    books_->used += segments_[0].bytes;
-    books_->owned[id] = share_.fd;
+    MutexLock lock(ledger_->mutex);
+    ledger_->used += segments_[0].bytes;
+    ledger_->owned[id] = share_.fd;
   }
   ~CudaSlab() override {
-    MutexLock lock(books_->mutex);
-    books_->used -= segments_[0].bytes;
-    books_->owned.erase(segments_[0].id);
+    MutexLock lock(ledger_->mutex);
+    ledger_->used -= segments_[0].bytes;
+    ledger_->owned.erase(segments_[0].id);
   }
   CudaSlab(const CudaSlab&) = delete;
   CudaSlab& operator=(const CudaSlab&) = delete;
 
   uint64_t bytes() const override { return asked_; }
   const std::vector<Segment>& segments() const override { return segments_; }
-  SlabView view() override { return {{}, mapped_ != nullptr ? mapped_ : Resting()}; }
+  SlabView view() override { return {{}, mapped_ != nullptr ? mapped_ : ViewOfUnmapped()}; }
   HandleKind kind() const override { return share_.kind; }
   std::string ipc_handle() const override { return share_.ipc_handle; }
   const CudaShare& share() const { return share_; }
-  // From now on its descriptor alone keeps it, but for as long as somebody reads it.
-  void Rest(std::shared_ptr<CudaEngineSource> source) {
+  // Unmaps the slab. From now on its descriptor keeps the memory, and reading maps it for a
+  // while.
+  void Unmap(std::shared_ptr<CudaEngineSource> source) {
     source_ = std::move(source);
     mapped_.reset();
   }
@@ -67,23 +68,23 @@ class CudaSlab final : public Slab {
   bool lent_writable = false;
 
  private:
-  // Those who read at the same time share it.
-  std::shared_ptr<StagedMemory> Resting() {
-    std::shared_ptr<StagedMemory> resting = resting_.lock();
-    if (resting == nullptr) {
-      resting = std::make_shared<RestingBytes>(source_, share_.fd, segments_[0].bytes);
-      resting_ = resting;
+  // Threads that read at the same time share one mapping.
+  std::shared_ptr<StagedMemory> ViewOfUnmapped() {
+    std::shared_ptr<StagedMemory> view = unmapped_view_.lock();
+    if (view == nullptr) {
+      view = std::make_shared<UnmappedBytes>(source_, share_.fd, segments_[0].bytes);
+      unmapped_view_ = view;
     }
-    return resting;
+    return view;
   }
 
-  const std::shared_ptr<CudaMemory::Books> books_;
+  const std::shared_ptr<CudaMemory::Ledger> ledger_;
   const uint64_t asked_;
-  std::shared_ptr<CudaSlabBytes> mapped_;  // null: at rest
+  std::shared_ptr<CudaSlabBytes> mapped_;  // null: not mapped
   const CudaShare share_;
   const std::vector<Segment> segments_;
-  std::shared_ptr<CudaEngineSource> source_;  // when at rest
-  std::weak_ptr<StagedMemory> resting_;
+  std::shared_ptr<CudaEngineSource> source_;  // set when not mapped
+  std::weak_ptr<StagedMemory> unmapped_view_;
 };
 
 namespace {
@@ -114,8 +115,8 @@ absl::StatusOr<CudaShare> Share(const CudaAllocation& allocation, HandleKind kin
 
 absl::Status NoRoomUnderWork(const std::string& uuid, uint64_t bytes, uint64_t free) {
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
-                   fmt::format("allocating {} bytes on {}: {} bytes are free, and what copies that "
-                               "have not ended in time may reach is kept for them; look at the GPU "
+                   fmt::format("allocating {} bytes on {}: {} bytes are free, and memory is kept "
+                               "for copies that have not ended in time; look at the GPU "
                                "(nvidia-smi, dmesg for Xid), or start this daemon again",
                                bytes, uuid, free),
                    {{"device", uuid}});
@@ -145,14 +146,15 @@ CudaMemory::CudaMemory(std::shared_ptr<CudaEngineSource> source, bool has_kernel
     : source_(std::move(source)),
       has_kernels_(has_kernels),
       budget_(options.budget_bytes),
-      books_(std::make_shared<Books>()) {}
+      ledger_(std::make_shared<Ledger>()) {}
 
 absl::Status CudaMemory::CheckRoom(CudaDevice& device, uint64_t bytes) const {
   CKPTD_ASSIGN_OR_RETURN(const uint64_t free, device.FreeBytes());
-  // What goes then gives no room: nobody's checkpoint has to.
+  // While that work runs, memory that is freed does not become available, so no checkpoint should
+  // be evicted for it.
   if (bytes > free && device.Busy()) return NoRoomUnderWork(source_->info().uuid, bytes, free);
-  MutexLock lock(books_->mutex);
-  const uint64_t left = budget_ - std::min(books_->used, budget_);
+  MutexLock lock(ledger_->mutex);
+  const uint64_t left = budget_ - std::min(ledger_->used, budget_);
   if (bytes <= left && bytes <= free) return absl::OkStatus();
   return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
                    fmt::format("allocating {} bytes on {}: {} bytes of the budget of {} are left, "
@@ -175,7 +177,7 @@ absl::StatusOr<std::unique_ptr<Slab>> CudaMemory::Allocate(uint64_t bytes, Attac
   }
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<CudaEngine> engine, source_->Get());
   const CudaGpu& gpu = engine->home();
-  gpu.device->FreeKept();
+  gpu.device->FreeDeferred();
   CKPTD_ASSIGN_OR_RETURN(
       const uint64_t taken,
       CudaAllocation::TakenFor(*gpu.device, bytes, kind == HandleKind::kCudaIpc));
@@ -183,16 +185,16 @@ absl::StatusOr<std::unique_ptr<Slab>> CudaMemory::Allocate(uint64_t bytes, Attac
   CKPTD_ASSIGN_OR_RETURN(CudaAllocation allocation, Make(gpu.device, bytes, kind));
   CKPTD_ASSIGN_OR_RETURN(CudaShare share, Share(allocation, kind));
   auto memory = std::make_shared<CudaSlabBytes>(engine, gpu, std::move(allocation));
-  // The driver promises nothing about old content.
+  // New memory may hold old content.
   if (const SlabSpan behind = {bytes, memory->bytes() - bytes}; behind.bytes > 0) {
     CKPTD_RETURN_IF_ERROR(memory->Zero({&behind, 1}));
   }
   uint64_t id = 0;
   {
-    MutexLock lock(books_->mutex);
-    id = books_->next_id++;
+    MutexLock lock(ledger_->mutex);
+    id = ledger_->next_id++;
   }
-  return std::make_unique<CudaSlab>(books_, id, bytes, std::move(memory), std::move(share));
+  return std::make_unique<CudaSlab>(ledger_, id, bytes, std::move(memory), std::move(share));
 }
 
 absl::StatusOr<std::unique_ptr<TransitMemory>> CudaMemory::MakeTransit() {
@@ -204,7 +206,7 @@ absl::StatusOr<std::unique_ptr<TransitMemory>> CudaMemory::MakeTransit() {
 void CudaMemory::ReleaseStaging(Slab& slab) {
   auto* const ours = dynamic_cast<CudaSlab*>(&slab);
   if (ours == nullptr || source_->keeps() || ours->share().fd == nullptr) return;
-  ours->Rest(source_);
+  ours->Unmap(source_);
 }
 
 absl::Status CudaMemory::Seal(Slab& slab) {
@@ -248,13 +250,13 @@ absl::StatusOr<SlabHandle> CudaMemory::Export(Slab& slab, AttachMode mode) {
   return handle;
 }
 
-// The client's descriptor keeps the memory; ours goes with the slab.
+// The client's descriptor keeps the memory. Ours is closed with the slab.
 void CudaMemory::TransferOwnership(std::unique_ptr<Slab> slab) { slab.reset(); }
 
 std::vector<uint64_t> CudaMemory::OwnedSegments() const {
-  MutexLock lock(books_->mutex);
+  MutexLock lock(ledger_->mutex);
   std::vector<uint64_t> ids;
-  for (const auto& [id, fd] : books_->owned) ids.push_back(id);
+  for (const auto& [id, fd] : ledger_->owned) ids.push_back(id);
   return ids;
 }
 
@@ -263,8 +265,8 @@ MemoryUsage CudaMemory::Usage() const {
   usage.budget = budget_;
   const std::shared_ptr<CudaEngine> engine = source_->Running();
   usage.staging = engine == nullptr ? 0 : engine->CurrentPool()->bytes();
-  MutexLock lock(books_->mutex);
-  usage.used = books_->used;
+  MutexLock lock(ledger_->mutex);
+  usage.used = ledger_->used;
   return usage;
 }
 
@@ -286,9 +288,9 @@ absl::StatusOr<UniqueFd> CudaMemory::SegmentFd(uint64_t segment_id) const {
   std::shared_ptr<const UniqueFd> shared;
   bool owned = false;
   {
-    MutexLock lock(books_->mutex);
-    const auto at = books_->owned.find(segment_id);
-    owned = at != books_->owned.end();
+    MutexLock lock(ledger_->mutex);
+    const auto at = ledger_->owned.find(segment_id);
+    owned = at != ledger_->owned.end();
     if (owned) shared = at->second;
   }
   if (shared != nullptr) return Duplicate(*shared);
@@ -307,7 +309,7 @@ absl::StatusOr<std::shared_ptr<StagedMemory>> CudaMemory::ImportPeer(
     const std::string& device_uuid, const UniqueFd& fd, uint64_t bytes) {
   CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<CudaEngine> engine, source_->Get());
   CKPTD_ASSIGN_OR_RETURN(const CudaGpu gpu, engine->GpuOf(device_uuid));
-  gpu.device->FreeKept();
+  gpu.device->FreeDeferred();
   CKPTD_ASSIGN_OR_RETURN(CudaAllocation memory,
                          CudaAllocation::Import(gpu.device, fd.get(), bytes, true));
   return std::make_shared<CudaSlabBytes>(std::move(engine), gpu, std::move(memory));

@@ -9,7 +9,7 @@
 namespace ckptd {
 namespace {
 
-// A slab that lies where its first byte would be if all of it were there.
+// A window of a slab: its address is where the slab's first byte would be.
 class CudaView final : public CudaBytes {
  public:
   CudaView(std::shared_ptr<CudaEngine> engine, uint64_t bytes)
@@ -17,8 +17,8 @@ class CudaView final : public CudaBytes {
 
   uint64_t bytes() const override { return bytes_; }
   uint64_t address() const override { return address_.load(std::memory_order_acquire); }
-  // Unsigned: it may lie before the first address, what is shown does not.
-  void LieAt(uint64_t address) { address_.store(address, std::memory_order_release); }
+  // Unsigned arithmetic: the address may lie before the memory, the window does not.
+  void SetAddress(uint64_t address) { address_.store(address, std::memory_order_release); }
 
  private:
   const uint64_t bytes_;
@@ -29,10 +29,10 @@ class CudaView final : public CudaBytes {
 
 absl::Status CudaTransit::Reserve(uint64_t bytes) {
   if (slab_ == nullptr || slab_->bytes() < bytes) {
-    slab_.reset();  // first, so that both need not fit
+    slab_.reset();  // freed first, so that old and new memory need not fit together
     CKPTD_ASSIGN_OR_RETURN(slab_, allocate_(bytes));
   }
-  // Padding between tensors is sent along, and must not show what was there before.
+  // Padding between tensors is sent as well, so it must not show old content.
   const SlabSpan all = {0, bytes};
   return slab_->view().staged->Zero({&all, 1});
 }
@@ -42,7 +42,7 @@ std::shared_ptr<StagedMemory> CudaTransit::NewView(uint64_t slab_bytes) {
 }
 
 void CudaTransit::MapWindow(StagedMemory& view, uint64_t begin, uint64_t at) {
-  static_cast<CudaView&>(view).LieAt(slab_->view().staged->address() + at - begin);
+  static_cast<CudaView&>(view).SetAddress(slab_->view().staged->address() + at - begin);
 }
 
 }  // namespace ckptd

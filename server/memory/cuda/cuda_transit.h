@@ -15,7 +15,7 @@ namespace ckptd {
 
 class CudaTransit final : public TransitMemory {
  public:
-  // A slab of the GPU that is the engine's home.
+  // Allocates a slab on the engine's home GPU.
   using Allocate = std::function<absl::StatusOr<std::unique_ptr<Slab>>(uint64_t bytes)>;
   CudaTransit(std::shared_ptr<CudaEngine> engine, Allocate allocate)
       : engine_(std::move(engine)), allocate_(std::move(allocate)) {}

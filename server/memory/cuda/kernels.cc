@@ -17,7 +17,7 @@ absl::Status NoKernels(const CudaDevice& device, std::string_view why) {
                    {{"device", device.info().uuid}});
 }
 
-// What drivers say of code that a newer toolkit made or compressed.
+// Results of drivers for code that a newer toolkit made or compressed.
 bool CannotRead(CUresult result) {
   return result == CUDA_ERROR_INVALID_IMAGE || result == CUDA_ERROR_INVALID_PTX ||
          result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION ||
@@ -51,8 +51,8 @@ absl::Status CudaKernels::LoadModule(std::span<const std::byte> image) {
     return NoKernels(*device_,
                      fmt::format("the driver cannot read them (error {}): most likely it is older "
                                  "than the toolkit that made them, or has no compiler for PTX "
-                                 "(libnvidia-ptxjitcompiler); mend that, or build ckptd for this GPU "
-                                 "with an older toolkit",
+                                 "(libnvidia-ptxjitcompiler); update the driver, or build ckptd "
+                                 "for this GPU with an older toolkit",
                                  static_cast<int>(loaded)));
   }
   CKPTD_RETURN_IF_ERROR(device_->Check(loaded, "loading the copy kernels"));
@@ -69,7 +69,7 @@ absl::Status CudaKernels::Find(const char* name, CUfunction& function) const {
 CudaKernels::~CudaKernels() {
   if (module_ == nullptr) return;
   const auto unload = [module = module_](const CudaDriver& driver) { driver.ModuleUnload(module); };
-  if (device_->Keep(unload)) return;
+  if (device_->DeferFree(unload)) return;
   const CudaScope scope(*device_);
   unload(device_->driver());
 }
@@ -78,7 +78,8 @@ absl::Status CudaKernels::Run(const kernels::CopyTask& task, CUstream stream) co
   const uint64_t tiles = kernels::TilesOf(task);
   if (tiles > kernels::kMaxTiles) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                     "copying in GPU memory: one launch does not take so much; use smaller blocks");
+                     "copying in GPU memory: this is more than one launch can do; use smaller "
+                     "blocks");
   }
   kernels::TaskParams params = {task};
   return Launch(task.way < kernels::kFirstCast ? pack_ : cast_, static_cast<uint32_t>(tiles),

@@ -1,10 +1,10 @@
-// Kernels that move slices of a block to where they belong in slabs, on a GPU: strided,
-// cast, or both. kernels/tasks.h turns the copies of a plan into tasks.
+// Kernels that copy slices of a block to their places in slabs on a GPU: strided, cast, or both.
+// kernels/tasks.h turns the copies of a plan into tasks.
 //
 //   std::vector<kernels::CopyTask> tasks;
 //   for (each copy) kernels::AppendTasks(block, copy, tasks);
-//   tiles = kernels::WriteTable(tasks, room behind the block in the pinned slot);
-//   ... both where the GPU reads them, which may be the pinned slot itself; then, on a stream:
+//   tiles = kernels::WriteTable(tasks, room after the block in the pinned slot);
+//   // The GPU must be able to read block and table; it can read the pinned slot. On a stream:
 //   kernels->RunTable({address of the table, tasks.size(), tiles}, stream);
 #ifndef CKPTD_SERVER_MEMORY_CUDA_KERNELS_H_
 #define CKPTD_SERVER_MEMORY_CUDA_KERNELS_H_
@@ -21,29 +21,30 @@
 
 namespace ckptd {
 
-// A table from kernels::WriteTable, where the GPU reads it; its own memory is fastest.
+// A table from kernels::WriteTable, in memory that the GPU can read. The GPU's own memory is
+// fastest.
 struct CudaTaskTable {
   CUdeviceptr address = 0;  // a multiple of kernels::kTableAlignment
   uint32_t tasks = 0;
   uint32_t tiles = 0;
 };
 
-// The kernels, loaded into one device. Thread-safe. Work that was started must have ended
-// before it is destroyed, or its stream have been left to the device, as with memory.
+// The kernels, loaded into one device. Thread-safe. Before it is destroyed, its work must have
+// ended, or the stream must have been retired (CudaDevice::Retire).
 class CudaKernels {
  public:
-  // `image`: kernels::KernelImage(), kept by the driver. Errors: FailedPrecondition
-  // NO_DEVICE when it is empty (ckptd was built without nvcc), has nothing for this GPU or
-  // cannot be read by its driver, DEVICE_FAILED.
+  // `image`: kernels::KernelImage(), which must stay valid. Errors: FailedPrecondition NO_DEVICE
+  // if the image is empty (ckptd was built without nvcc), has no code for this GPU or cannot be
+  // read by its driver; DEVICE_FAILED.
   static absl::StatusOr<std::unique_ptr<CudaKernels>> Load(std::shared_ptr<CudaDevice> device,
                                                            std::span<const std::byte> image);
   ~CudaKernels();
   CudaKernels(const CudaKernels&) = delete;
   CudaKernels& operator=(const CudaKernels&) = delete;
 
-  // Both only start the work, on a stream of this device; what it reads and writes, and
-  // the table, must stay until the stream has got there. Nothing to do is no error.
-  // Errors: DEVICE_FAILED; InvalidArgument INVALID_REQUEST for what no launch takes.
+  // Both only start the work, on a stream of this device. The table and the memory that the work
+  // uses must stay valid until it has ended. An empty task is no error. Errors: DEVICE_FAILED;
+  // InvalidArgument INVALID_REQUEST for more than a launch can do.
   absl::Status Run(const kernels::CopyTask& task, CUstream stream) const;
   absl::Status RunTable(const CudaTaskTable& table, CUstream stream) const;
 

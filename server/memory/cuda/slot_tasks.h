@@ -17,19 +17,19 @@
 
 namespace ckptd {
 
-// GPUs read the blocks, and the tables of tasks, where they lie: every GPU fetches just
-// its own slices, over its own link. Not thread-safe.
+// GPUs read the blocks and the tables of tasks in pinned memory, so each GPU fetches just its own
+// slices, over its own link. CudaLane owns it. Not thread-safe.
 class SlotTasks {
  public:
-  // What Launch should find behind the blocks: tasks beyond that are launched singly.
+  // Bytes that Launch should find after the blocks. Tasks that do not fit are launched singly.
   static constexpr size_t kTableRoom = 128 << 10;
 
-  // `copy` is of the slab `memory`, which has kernels. Errors: kernels::AppendTasks's.
+  // `copy` goes to the slab `memory`, whose GPU must have kernels. Errors:
+  // kernels::AppendTasks's.
   absl::Status Add(const CudaBytes& memory, const kernels::SourceBlock& block, BlockCopy copy);
 
-  // Starts what belongs to each device, on a stream of it; tables of tasks go to `room`,
-  // whose bytes stay as they are until the streams have got there. Errors: those of
-  // `stream_of` and CudaKernels's.
+  // Starts each device's tasks on a stream of it. Tables of tasks go to `room`, which must not
+  // change until the work has ended. Errors: those of `stream_of` and CudaKernels's.
   using StreamOf =
       absl::FunctionRef<absl::StatusOr<CUstream>(const std::shared_ptr<CudaDevice>&)>;
   absl::Status Launch(std::span<std::byte> room, StreamOf stream_of) const;

@@ -18,8 +18,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Frees pinned memory once work that was given up on any of these GPUs, at least one, has ended.
-// The last of them says how.
+// Frees pinned memory when work that did not end in time has ended on all these GPUs, at least
+// one. The last GPU's driver frees it.
 void FreeWhenIdle(std::vector<std::shared_ptr<CudaDevice>> users, std::byte* memory) {
   const std::shared_ptr<CudaDevice> device = std::move(users.front());
   users.erase(users.begin());
@@ -30,7 +30,8 @@ void FreeWhenIdle(std::vector<std::shared_ptr<CudaDevice>> users, std::byte* mem
       FreeWhenIdle(users, memory);
     }
   };
-  if (device->Keep(free)) return;  // the driver would wait for that work
+  // the device frees it later, because the driver would wait for that work
+  if (device->DeferFree(free)) return;
   const CudaScope scope(*device);
   free(device->driver());
 }
@@ -48,7 +49,7 @@ absl::StatusOr<std::shared_ptr<StagingPool>> StagingPool::Create(std::shared_ptr
         home->driver().MemHostAlloc(&memory, slots * kSlotBytes, CU_MEMHOSTALLOC_PORTABLE),
         fmt::format("pinning {} MiB of staging memory (ulimit -l, the container's memory limit)",
                     slots * kSlotBytes >> 20));
-    // Nothing on the GPU can make room for it.
+    // No eviction on the GPU can make room for it.
     if (!pinned.ok()) return WithFact(pinned, "host_bytes", std::to_string(slots * kSlotBytes));
   }
   return std::shared_ptr<StagingPool>(
@@ -65,7 +66,8 @@ StagingPool::StagingPool(std::shared_ptr<CudaDevice> home, std::byte* memory, si
 }
 
 StagingPool::~StagingPool() {
-  std::map<CUdevice, std::shared_ptr<CudaDevice>> peers;  // in one order in all pools
+  // sorted, so that all pools use the same order
+  std::map<CUdevice, std::shared_ptr<CudaDevice>> peers;
   for (const Slot& slot : slots_) {
     for (const auto& [device, event] : slot.events_) {
       const CudaScope scope(*device);
@@ -113,7 +115,7 @@ StagingPool::Slot* StagingPool::TakeFree(const void* user) {
 absl::Status StagingPool::Stalled() {
   MutexLock lock(mutex_);
   if (!in_flight_.empty() && !in_flight_.front()->recorded_.empty()) {
-    return DeviceStandsStill(*in_flight_.front()->recorded_.back(), patience_);
+    return DeviceStalled(*in_flight_.front()->recorded_.back(), patience_);
   }
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                    fmt::format("taking staging memory: threads that read storage have held all "

@@ -1,5 +1,5 @@
-// Pinned host memory on its way to GPUs: a fixed number of slots, filled by reader
-// threads, emptied by the GPUs' copy engines.
+// Pinned host memory for bytes on their way to GPUs: a fixed number of slots. Reader threads fill
+// them, and copy engines or kernels of the GPUs empty them.
 #ifndef CKPTD_SERVER_MEMORY_CUDA_STAGING_POOL_H_
 #define CKPTD_SERVER_MEMORY_CUDA_STAGING_POOL_H_
 
@@ -23,7 +23,7 @@ namespace ckptd {
 class StagingPool {
  public:
   static constexpr uint64_t kSlotBytes = uint64_t{4} << 20;
-  // A copy of one slot takes a millisecond; who has none for this long stands still.
+  // A copy of one slot takes a millisecond. A device that frees none for this long has stalled.
   static constexpr std::chrono::seconds kPatience{10};
 
   class Slot {
@@ -33,36 +33,37 @@ class StagingPool {
    private:
     friend class StagingPool;
     std::span<std::byte> bytes_;
-    const void* user_ = nullptr;  // who had it last
-    // One per device that has ever copied from this slot; those recorded are awaited.
+    const void* user_ = nullptr;  // the user that had it last
+    // One event per device that has ever copied from this slot. The slot waits for the recorded
+    // ones.
     std::map<std::shared_ptr<CudaDevice>, CUevent> events_;
     std::vector<std::shared_ptr<CudaDevice>> recorded_;
   };
 
-  // Pins `bytes`, rounded down to whole slots and at least two. `home`'s context is
-  // used for that. `patience`: of Take. Errors: NO_MEMORY, DEVICE_FAILED.
+  // Pins `bytes`, rounded down to whole slots, at least two, in the context of `home`.
+  // `patience`: how long Take waits. Errors: NO_MEMORY, DEVICE_FAILED.
   static absl::StatusOr<std::shared_ptr<StagingPool>> Create(
       std::shared_ptr<CudaDevice> home, uint64_t bytes,
       std::chrono::milliseconds patience = kPatience);
-  // Does not wait: memory that a GPU may still read is freed once that work has ended. The streams
-  // of all copies are gone by then (CudaDevice::Retire).
+  // Does not wait: memory that a GPU may still read is freed when that work has ended. The
+  // streams of all copies must be gone (CudaDevice::Retire).
   ~StagingPool();
   StagingPool(const StagingPool&) = delete;
   StagingPool& operator=(const StagingPool&) = delete;
 
-  // A slot whose earlier copies have ended; waits for one. Rather one that `user`, any
-  // address, had before: this thread's caches have it. Errors: DEVICE_FAILED,
-  // DeadlineExceeded DEADLINE when no copy ends any more, or others keep all slots.
+  // Waits for a slot whose earlier copies have ended. Prefers one that `user` (any address) had
+  // before, because this thread's caches have it. Errors: DEVICE_FAILED; DeadlineExceeded
+  // DEADLINE if no copy ends, or other threads keep all slots.
   absl::StatusOr<Slot*> Take(const void* user);
-  // Notes that copies from the slot were put on `stream` of that device.
+  // Records that copies from the slot were put on `stream` of that device.
   absl::Status Record(Slot& slot, const std::shared_ptr<CudaDevice>& device, CUstream stream);
-  // The slot may be filled again once the recorded copies have ended.
+  // Gives the slot back. It can be taken again once the recorded copies have ended.
   void Give(Slot* slot);
-  // Whether every Take from now on answers an error.
+  // Whether every further Take returns an error.
   bool Broken();
 
   uint64_t bytes() const { return slots_.size() * kSlotBytes; }
-  // Who fills one slot while the GPU empties another does not wait.
+  // How many threads can fill one slot each while the GPU empties another.
   unsigned Lanes() const { return static_cast<unsigned>(slots_.size() / 2); }
 
  private:
@@ -70,9 +71,9 @@ class StagingPool {
               std::chrono::milliseconds patience);
   Slot* TakeFree(const void* user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Why there has been no slot for so long.
+  // The error for a Take that got no slot in time.
   absl::Status Stalled();
-  // Whether the slot's copies have ended; an error ends all taking.
+  // Whether the slot's copies have ended. An error makes all further Takes fail.
   bool Ended(Slot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::shared_ptr<CudaDevice> home_;

@@ -12,8 +12,8 @@
 namespace ckptd {
 namespace {
 
-// How long a slab's allocation waits for the segment that the fill thread is
-// just making. Making one takes well under a second.
+// How long an allocation waits for the segment that the fill thread is making. That takes well
+// under a second.
 constexpr auto kFillPatience = std::chrono::seconds(30);
 
 uint64_t RoundUp(uint64_t bytes) {
@@ -38,14 +38,14 @@ Arena::Arena(HostMemoryOptions options)
       ownership_check_works_(options_.ownership_check && OwnershipCheckWorks()),
       last_use_(std::chrono::steady_clock::now()) {
   MutexLock lock(mutex_);
-  Aim(options_.arena_target_bytes, options_.arena_why);
+  SetTarget(options_.arena_target_bytes, options_.arena_why);
 }
 
 Arena::~Arena() { StopFilling(); }
 
-// A slab is whole segments and a last one cut to size. A free segment serves as
-// the last one when it wastes little, or when it is a whole one of which at
-// least a quarter gets used: being faulted already is worth more than its rest.
+// A slab is whole segments and a shorter last one. A free segment serves as the last one if it
+// wastes little, or if it is a whole one of which at least a quarter is used: faulted memory is
+// worth more than the wasted rest.
 bool Arena::PickOne(ArenaPiece& piece, bool unsealed_only) {
   const uint64_t need = RoundUp(piece.bytes);
   auto best = free_.end();
@@ -55,7 +55,7 @@ bool Arena::PickOne(ArenaPiece& piece, bool unsealed_only) {
     const bool whole = size == options_.segment_bytes && need >= size / 4;
     if (size < need || !(little_waste || whole)) continue;
     if (unsealed_only && it->segment->sealed()) continue;
-    // Unsealed memory is the scarcer: EXCLUSIVE needs it.
+    // Unsealed memory is scarcer, because EXCLUSIVE needs it, so sealed memory is preferred.
     const auto rank = [](const ArenaPiece& p) {
       return std::pair(p.segment->bytes(), p.segment->sealed() ? 0 : 1);
     };
@@ -66,7 +66,7 @@ bool Arena::PickOne(ArenaPiece& piece, bool unsealed_only) {
   piece = std::move(*best);
   piece.bytes = bytes;
   free_.erase(best);
-  piece.taken_for = reader_;
+  piece.writer_generation = writer_generation_;
   used_ += piece.segment->bytes();
   return true;
 }
@@ -101,24 +101,24 @@ uint64_t Arena::Held() const {
   return held;
 }
 
-void Arena::MarkForRelease(ArenaPiece piece, Pieces& doomed) {
+void Arena::MarkForRelease(ArenaPiece piece, Pieces& to_release) {
   owned_.erase(piece.segment->id());
-  doomed.push_back(std::move(piece));
+  to_release.push_back(std::move(piece));
 }
 
 // Takes free segments out of the pool, oldest first, until `bytes` are gained.
-void Arena::TrimFree(uint64_t bytes, Pieces& doomed) {
+void Arena::TrimFree(uint64_t bytes, Pieces& to_release) {
   uint64_t gained = 0;
   while (gained < bytes && !free_.empty()) {
     gained += free_.front().segment->bytes();
-    MarkForRelease(std::move(free_.front()), doomed);
+    MarkForRelease(std::move(free_.front()), to_release);
     free_.erase(free_.begin());
   }
 }
 
-// Makes the fresh part of `draft` fit the budget. Whether it can is clear before
-// anything is let go.
-absl::Status Arena::MakeRoom(uint64_t asked, const Draft& draft, Pieces& doomed) {
+// Makes the fresh part of `draft` fit the budget. Checks first whether it can, before anything is
+// released.
+absl::Status Arena::MakeRoom(uint64_t asked, const Draft& draft, Pieces& to_release) {
   const uint64_t committed = used_ + pending_ + filling_;
   if (committed > options_.budget_bytes || draft.fresh > options_.budget_bytes - committed) {
     uint64_t others = committed;
@@ -132,17 +132,17 @@ absl::Status Arena::MakeRoom(uint64_t asked, const Draft& draft, Pieces& doomed)
     const uint64_t wanted = Held() + draft.fresh;
     return wanted - std::min(wanted, options_.budget_bytes);
   };
-  TrimFree(excess(), doomed);
+  TrimFree(excess(), to_release);
   while (excess() > 0 && !lingering_.empty()) {
-    MarkForRelease(std::move(lingering_.front()), doomed);
+    MarkForRelease(std::move(lingering_.front()), to_release);
     lingering_.erase(lingering_.begin());
   }
   return absl::OkStatus();
 }
 
-// The fill makes no other segment while anyone waits: it would be back at the lock
-// before whoever it has just woken. What slabs give back meanwhile may do as well. The fill
-// runs at low priority: whoever waits for its segment helps to make it.
+// Waits for the fill's current segment, if it could serve this slab. The fill thread makes no
+// other segment meanwhile: it would take the lock again before the threads that it has woken. It
+// runs at low priority, so this thread helps to make the segment.
 Arena::Draft Arena::PickAfterFill(uint64_t bytes, bool unsealed_only) {
   Draft draft;
   bool picked = false;
@@ -168,16 +168,16 @@ Arena::Draft Arena::PickAfterFill(uint64_t bytes, bool unsealed_only) {
 }
 
 absl::StatusOr<Arena::Draft> Arena::Reserve(uint64_t bytes, bool unsealed_only) {
-  Pieces doomed;  // destroyed after the lock
+  Pieces to_release;  // destroyed after the lock is released
   MutexLock lock(mutex_);
   if (bytes > options_.budget_bytes) {
     const uint64_t committed = std::min(options_.budget_bytes, used_ + pending_);
     return NoMemory(bytes, options_.budget_bytes - committed,
                     "more than its whole budget; raise the budget or use more ranks");
   }
-  ReapLingering(doomed);
+  ReapLingering(to_release);
   Draft draft = PickAfterFill(bytes, unsealed_only);
-  if (const absl::Status room = MakeRoom(bytes, draft, doomed); !room.ok()) {
+  if (const absl::Status room = MakeRoom(bytes, draft, to_release); !room.ok()) {
     PutBack(draft);
     return room;
   }
@@ -198,12 +198,12 @@ absl::Status Arena::MakeFresh(Draft& draft, MemoryClaim claim) {
 }
 
 void Arena::CancelTake(Draft draft) {
-  Pieces doomed;
+  Pieces to_release;
   {
     MutexLock lock(mutex_);
     pending_ -= draft.fresh;
     for (size_t i = 0; i < draft.pieces.size(); ++i) {
-      if (draft.capacity[i] > 0) doomed.push_back(std::move(draft.pieces[i]));
+      if (draft.capacity[i] > 0) to_release.push_back(std::move(draft.pieces[i]));
     }
     PutBack(draft);
   }
@@ -224,11 +224,11 @@ absl::Status Arena::TakeFresh(uint64_t asked, Draft& draft) {
       if (draft.capacity[i] == 0) continue;
       const HostSegment* segment = draft.pieces[i].segment.get();
       owned_[segment->id()] = segment;
-      draft.pieces[i].taken_for = reader_;
+      draft.pieces[i].writer_generation = writer_generation_;
     }
     pending_ -= draft.fresh;
     used_ += draft.fresh;
-    given_up_ -= std::min(given_up_, draft.fresh);
+    transferred_ -= std::min(transferred_, draft.fresh);
   }
   changed_.NotifyAll();
   return absl::OkStatus();
@@ -236,7 +236,7 @@ absl::Status Arena::TakeFresh(uint64_t asked, Draft& draft) {
 
 absl::StatusOr<std::vector<ArenaPiece>> Arena::Take(uint64_t bytes, bool unsealed_only) {
   absl::StatusOr<Draft> reserved = Reserve(bytes, unsealed_only);
-  // Whoever waited held the fill up, also where nothing came of it.
+  // The fill waits while a load waits, even if that load then fails.
   changed_.NotifyAll();
   if (!reserved.ok()) return reserved.status();
   Draft draft = *std::move(reserved);
@@ -247,8 +247,8 @@ absl::StatusOr<std::vector<ArenaPiece>> Arena::Take(uint64_t bytes, bool unseale
     YieldFill();
   }
   for (ArenaPiece& piece : draft.pieces) {
-    // A client maps whole pages and could map the whole segment: no byte of an
-    // earlier checkpoint may be left behind the slab's own.
+    // A client could map the whole segment, so no byte of an earlier checkpoint may remain after
+    // the slab's own bytes.
     if (piece.dirty_bytes > piece.bytes) {
       std::memset(piece.segment->data() + piece.bytes, 0, piece.dirty_bytes - piece.bytes);
     }
@@ -260,14 +260,14 @@ absl::StatusOr<std::vector<ArenaPiece>> Arena::Take(uint64_t bytes, bool unseale
 
 Arena::Disposition Arena::DispositionOf(const ArenaPiece& piece) const {
   if (piece.filling && options_.filled_by_peers) return Disposition::kDrop;
-  const bool stale = piece.segment->sealed() && piece.taken_for != reader_;
+  const bool stale = piece.segment->sealed() && piece.writer_generation != writer_generation_;
   if (!piece.lent) return stale ? Disposition::kDrop : Disposition::kFree;
   if (!ownership_check_works_) return Disposition::kDrop;
   if (piece.segment->HeldByOthers()) return Disposition::kLinger;
   return stale || piece.lent_writable ? Disposition::kDrop : Disposition::kFree;
 }
 
-void Arena::Dispose(ArenaPiece piece, Pieces& doomed) {
+void Arena::Dispose(ArenaPiece piece, Pieces& to_release) {
   switch (DispositionOf(piece)) {
     case Disposition::kFree:
       piece.lent = piece.filling = false;
@@ -277,23 +277,23 @@ void Arena::Dispose(ArenaPiece piece, Pieces& doomed) {
       lingering_.push_back(std::move(piece));
       break;
     case Disposition::kDrop:
-      MarkForRelease(std::move(piece), doomed);
+      MarkForRelease(std::move(piece), to_release);
       break;
   }
 }
 
-void Arena::ReapLingering(Pieces& doomed) {
-  for (ArenaPiece& piece : std::exchange(lingering_, {})) Dispose(std::move(piece), doomed);
+void Arena::ReapLingering(Pieces& to_release) {
+  for (ArenaPiece& piece : std::exchange(lingering_, {})) Dispose(std::move(piece), to_release);
 }
 
 void Arena::Return(std::vector<ArenaPiece> pieces) {
-  Pieces doomed;
+  Pieces to_release;
   {
     MutexLock lock(mutex_);
     if (!pieces.empty() && pieces.front().filling) --loading_;
     for (ArenaPiece& piece : pieces) {
       used_ -= piece.segment->bytes();
-      Dispose(std::move(piece), doomed);
+      Dispose(std::move(piece), to_release);
     }
     fill_stalled_ = false;
     last_use_ = std::chrono::steady_clock::now();
@@ -302,14 +302,14 @@ void Arena::Return(std::vector<ArenaPiece> pieces) {
 }
 
 void Arena::Forget(std::vector<ArenaPiece> pieces) {
-  Pieces doomed;
+  Pieces to_release;
   {
     MutexLock lock(mutex_);
     if (!pieces.empty() && pieces.front().filling) --loading_;
     for (ArenaPiece& piece : pieces) {
       used_ -= piece.segment->bytes();
-      given_up_ = std::min(given_up_ + piece.segment->bytes(), target_);
-      MarkForRelease(std::move(piece), doomed);
+      transferred_ = std::min(transferred_ + piece.segment->bytes(), target_);
+      MarkForRelease(std::move(piece), to_release);
     }
     fill_stalled_ = false;
   }
@@ -317,11 +317,11 @@ void Arena::Forget(std::vector<ArenaPiece> pieces) {
 }
 
 void Arena::OnWriterRestart() {
-  Pieces doomed;
+  Pieces to_release;
   {
     MutexLock lock(mutex_);
-    ++reader_;
-    for (ArenaPiece& piece : std::exchange(free_, {})) Dispose(std::move(piece), doomed);
+    ++writer_generation_;
+    for (ArenaPiece& piece : std::exchange(free_, {})) Dispose(std::move(piece), to_release);
     fill_stalled_ = false;
   }
   changed_.NotifyAll();

@@ -1,4 +1,4 @@
-// Arena: making segments, the background fill, and what it tells about itself.
+// Arena: making segments, the background fill, and its reports.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -15,13 +15,14 @@
 namespace ckptd {
 namespace {
 
-// How long a load waits for other daemons to fault in what they claim. They are at it, a
-// gigabyte or more a second.
+// How long a load waits until other daemons have faulted in what they claim. They fault in a
+// gigabyte or more per second.
 constexpr auto kClaimPatience = std::chrono::seconds(30);
-// Others tell nobody how far they are.
+// Other daemons do not report progress, so it is polled.
 constexpr auto kClaimPollInterval = std::chrono::milliseconds(2);
 
-// Of this thread and those it starts. Trainers start at the same time, and come first.
+// Applies to this thread and those that it starts. Trainers start at the same time, and come
+// first.
 void TakeLowPriority() {
   constexpr int kBehindOthers = 19;
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kBehindOthers);
@@ -62,12 +63,12 @@ void Arena::StopFilling() {
   if (filler_.joinable()) filler_.join();
 }
 
-// Bytes of the next segment for the pool; 0: none now. A load that is making
-// memory of its own, waits to, or fills what it has, goes first.
+// Bytes of the next segment for the pool. 0: none now. Loads that make memory, wait for it, or
+// fill it go first.
 uint64_t Arena::NextFill() const {
   if (fill_stalled_ || pending_ > 0 || waiting_ > 0 || loading_ > 0) return 0;
   const uint64_t held = Held();
-  uint64_t arena = held + given_up_;
+  uint64_t arena = held + transferred_;
   for (const ArenaPiece& piece : lingering_) arena -= piece.segment->bytes();
   if (arena >= target_ || held >= options_.budget_bytes) return 0;
   const uint64_t room =
@@ -75,8 +76,8 @@ uint64_t Arena::NextFill() const {
   return room / kHugePageBytes * kHugePageBytes;
 }
 
-// A load has all it needs: what the fill has made of a segment is let go, because finishing it
-// takes the cores and the bandwidth that the load wants.
+// Once a load has its memory, the fill's current segment is dropped: finishing it would take
+// cores and bandwidth that the load wants.
 void Arena::YieldFill() {
   if (filling_work_ != nullptr && loading_ > 0 && waiting_ == 0) filling_work_->Cancel();
 }
@@ -113,7 +114,7 @@ void Arena::AwaitWork() {
   };
   if (!options_.automatic.has_value()) return changed_.Wait(mutex_, due);
   const auto look = std::chrono::ceil<std::chrono::steady_clock::duration>(
-      options_.automatic->look_interval);
+      options_.automatic->poll_interval);
   changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + look, due);
 }
 
@@ -121,9 +122,9 @@ absl::Status Arena::NoneLeft(uint64_t asked, uint64_t reserve,
                              const MemoryClaims::Answer& answer) const {
   std::string why =
       "this machine or its container has no more memory; free some or raise the limit";
-  if (reserve > 0) why = fmt::format("{} bytes are left to others, and {}", reserve, why);
+  if (reserve > 0) why = fmt::format("{} bytes are reserved for others, and {}", reserve, why);
   if (answer.claimed > 0) {
-    why = fmt::format("other daemons here are just taking {} bytes, and {}", answer.claimed, why);
+    why = fmt::format("other daemons here are allocating {} bytes, and {}", answer.claimed, why);
   }
   return NoMemory(asked, answer.available - std::min(answer.available, answer.claimed), why);
 }
@@ -132,9 +133,9 @@ uint64_t Arena::LoadReserve(uint64_t fresh) const {
   return options_.load_reserve_bytes.value_or((uint64_t{16} << 20) + fresh / 256);
 }
 
-// Frees pool memory until the system has `fresh` bytes that nobody claims, or refuses. What
-// others have faulted in of their claims already is counted twice for a while: as long as
-// that could be all that is missing, it waits.
+// Frees pool memory until the system has `fresh` bytes that nobody claims. Memory that others
+// have faulted in is counted twice until they lower their claims. So while only that could be
+// missing, this waits.
 absl::StatusOr<MemoryClaim> Arena::ClaimFresh(uint64_t asked, uint64_t fresh) {
   const auto deadline = std::chrono::steady_clock::now() + kClaimPatience;
   const uint64_t reserve = LoadReserve(fresh);
@@ -143,9 +144,9 @@ absl::StatusOr<MemoryClaim> Arena::ClaimFresh(uint64_t asked, uint64_t fresh) {
     if (answer.claim.has_value()) return *std::move(answer.claim);
     if (!trimmed) {
       const uint64_t wanted = fresh + reserve + answer.claimed;
-      Pieces doomed;
+      Pieces to_release;
       MutexLock lock(mutex_);
-      TrimFree(wanted - std::min(wanted, answer.available), doomed);
+      TrimFree(wanted - std::min(wanted, answer.available), to_release);
       continue;
     }
     const bool never = answer.available < fresh + reserve;
@@ -169,14 +170,14 @@ absl::StatusOr<std::unique_ptr<HostSegment>> Arena::MakeSegment(
        .on_start = std::move(on_start)});
 }
 
-// Loads wait for it, so it waits for nobody.
+// Loads wait for this segment, so it waits for nobody.
 absl::StatusOr<std::unique_ptr<HostSegment>> Arena::MakeFilling(uint64_t bytes) {
   const uint64_t reserve = options_.fill_reserve_bytes.value_or(0);
   CKPTD_ASSIGN_OR_RETURN(const MemoryClaims::Answer answer, claims_.Claim(bytes, reserve));
   if (!answer.claim.has_value()) {
     return NoneLeft(bytes, reserve, answer);
   }
-  // Half the threads: loads and trainers start at the same time.
+  // Half the threads, because loads and trainers start at the same time.
   const auto show = [this](std::shared_ptr<PopulateWork> work) {
     {
       MutexLock lock(mutex_);
@@ -204,7 +205,7 @@ void Arena::FillOnce(uint64_t bytes) {
     fill_stalled_ = !made.ok() && !yielded;
   }
   changed_.NotifyAll();
-  if (yielded) return Note("the arena is filled further when a load that has begun is complete");
+  if (yielded) return Note("the arena is filled further after the load that has begun");
   if (!made.ok()) Note("the arena is not filled to its target: " + MessageOf(made.status()));
 }
 
@@ -217,9 +218,9 @@ std::vector<uint64_t> Arena::Ids() {
 }
 
 MemoryUsage Arena::Usage() {
-  Pieces doomed;
+  Pieces to_release;
   MutexLock lock(mutex_);
-  ReapLingering(doomed);
+  ReapLingering(to_release);
   MemoryUsage usage;
   usage.budget = options_.budget_bytes;
   usage.used = used_;
@@ -241,7 +242,8 @@ absl::StatusOr<UniqueFd> Arena::DuplicateOriginal(uint64_t id) {
   const auto found = owned_.find(id);
   if (found == owned_.end()) {
     return absl::NotFoundError(
-        fmt::format("handing memory to another daemon: segment {} is not ours (any more)", id));
+        fmt::format("handing memory to another daemon: this daemon does not own segment {} (any "
+                    "more)", id));
   }
   return found->second->DuplicateOriginal();
 }

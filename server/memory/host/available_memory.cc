@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 
-// The number after `key` at the start of a line; 0 when there is none.
+// The number after `key` at the start of a line. 0 if there is none.
 uint64_t Field(std::string_view text, std::string_view key) {
   for (const std::string_view line : SplitText(text, '\n')) {
     if (line.substr(0, key.size()) == key)
@@ -22,7 +22,7 @@ uint64_t Field(std::string_view text, std::string_view key) {
   return 0;
 }
 
-// Where the two versions keep the same three facts.
+// The files in which a cgroup version keeps limit, usage and page cache.
 struct Names {
   const char* limit;
   const char* usage;
@@ -42,7 +42,7 @@ struct Room {
   }
 };
 
-// What one group has: `directory` ends in '/'.
+// The limit and the room of one group. `directory` ends in '/'.
 Room RoomInGroup(const std::string& directory, const Names& names) {
   const std::optional<std::string> limit_text = ReadProcFile(directory + names.limit);
   const std::optional<std::string> usage_text = ReadProcFile(directory + names.usage);
@@ -56,9 +56,9 @@ Room RoomInGroup(const std::string& directory, const Names& names) {
   return {*limit, *limit - std::min(*limit, used)};
 }
 
-// The smallest over the group at `path` ("/a/b") below `mount` and its parents.
-// In a container the path may be the host's while the mount shows only ours: the
-// groups that are not there are skipped, the top of the mount is always asked.
+// The smallest room of the group at `path` ("/a/b") below `mount` and of its parents. In a
+// container, `path` may be the host's while the mount shows only ours. So groups that do not
+// exist are skipped, and the top of the mount always counts.
 Room RoomInHierarchy(const std::string& mount, std::string path, const Names& names) {
   if (path.find("..") != std::string::npos) path.clear();
   Room room;
@@ -78,7 +78,7 @@ absl::StatusOr<Room> ReadRoom(const std::string& root) {
   Room room = {Field(*meminfo, "MemTotal:") * 1024, Field(*meminfo, "MemAvailable:") * 1024};
   const std::string groups = ReadProcFile(root + "proc/self/cgroup").value_or("");
   for (const std::string_view line : SplitText(groups, '\n')) {
-    // "hierarchy:controllers:path"; v2 is "0::path".
+    // "hierarchy:controllers:path". In v2 it is "0::path".
     const size_t first = line.find(':');
     const size_t second = first == line.npos ? line.npos : line.find(':', first + 1);
     if (second == line.npos) continue;

@@ -1,4 +1,4 @@
-// How much memory this process can really get, and still get.
+// How much memory this process can still get.
 #ifndef CKPTD_SERVER_MEMORY_HOST_AVAILABLE_MEMORY_H_
 #define CKPTD_SERVER_MEMORY_HOST_AVAILABLE_MEMORY_H_
 
@@ -9,14 +9,13 @@
 
 namespace ckptd {
 
-// Bytes: the smaller of the machine's MemAvailable and, for every memory cgroup
-// (v1 or v2) this process is in, up to the top, its limit less its usage, where
-// page cache that the kernel would drop is not counted as used. Swap is not
-// counted. Files are looked up under `root`, which ends in '/' ("/" but in
-// tests). Limits that cannot be read are none. Thread-safe. Errors: Internal
-// when /proc/meminfo is not there.
+// The smaller of the machine's MemAvailable and what the memory cgroups (v1 or v2) of this
+// process leave: limit less usage, for every group up to the top. Page cache that the kernel
+// would drop does not count as usage. Swap is not counted, and limits that cannot be read are
+// ignored. Files are read under `root`, which ends in '/' (tests set another one). Thread-safe.
+// Errors: Internal if /proc/meminfo is missing.
 absl::StatusOr<uint64_t> AvailableMemory(const std::string& root = "/");
-// The same of all there is: the smaller of MemTotal and those groups' limits.
+// The same for total memory: the smaller of MemTotal and those groups' limits.
 absl::StatusOr<uint64_t> TotalMemory(const std::string& root = "/");
 
 }  // namespace ckptd

@@ -137,7 +137,7 @@ absl::StatusOr<SlabHandle> HostMemory::Export(Slab& slab, AttachMode mode) {
     handle.fds.push_back(std::move(fd));
     handle.segment_bytes.push_back(piece.bytes);
   }
-  for (ArenaPiece& piece : ours->pieces()) {  // all of it is lent, or nothing
+  for (ArenaPiece& piece : ours->pieces()) {  // either all pieces are lent or none
     piece.lent = true;
     piece.lent_writable = piece.lent_writable || handle.writable;
   }

@@ -1,13 +1,12 @@
-// Host memory behind the seam of server/memory: slabs are rows of memfd segments
-// from an arena (see arena.h) that clients map without a copy.
+// Host memory behind the seam of server/memory. Slabs are rows of memfd segments from an arena
+// (see arena.h) that clients map without a copy.
 //
-// SHARED and PRIVATE clients get read-only descriptors of sealed segments: none
-// of them can change what another one sees, and none can make a reader fault.
-// EXCLUSIVE clients get read-write descriptors of segments that were never sealed
-// and never handed out; only their size is sealed, so a truncation by the client
-// cannot hurt this daemon or its peers while they still map the memory. Memory
-// handed out read-write is never used again here, even when GiveUp was not
-// reached: its content and its further seals are the client's.
+// SHARED and PRIVATE clients get read-only descriptors of sealed segments: no client can change
+// what another one sees, and none can make a reader fault. EXCLUSIVE clients get read-write
+// descriptors of segments that were never sealed and never handed out. Only their size is sealed,
+// so a truncation by the client cannot hurt this daemon or its peers while they still map the
+// memory. Memory handed out read-write is never used again here, because its content and its
+// further seals are the client's.
 #ifndef CKPTD_SERVER_MEMORY_HOST_HOST_MEMORY_H_
 #define CKPTD_SERVER_MEMORY_HOST_HOST_MEMORY_H_
 
@@ -26,14 +25,14 @@
 
 namespace ckptd {
 
-// Thread-safe, as far as MemoryBackend says. Slabs may outlive it.
+// Thread-safe, as far as MemoryBackend says. The daemon owns it. Slabs may outlive it.
 class HostMemory final : public MemoryBackend, public ReadyMemory {
  public:
-  // InvalidArgument CONFIG_INVALID for options that cannot be.
+  // Errors: InvalidArgument CONFIG_INVALID for impossible options.
   static absl::StatusOr<std::unique_ptr<HostMemory>> Create(HostMemoryOptions options);
   ~HostMemory() override;
 
-  // Sizes in Usage() are those of whole segments: what the system has given.
+  // Usage() counts whole segments, as the system does.
   std::vector<HandleKind> kinds() const override { return {HandleKind::kMemfd}; }
   using MemoryBackend::Allocate;
   absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended,
@@ -50,12 +49,12 @@ class HostMemory final : public MemoryBackend, public ReadyMemory {
   MemoryUsage Usage() const override;
   std::string tier() const override;
 
-  // A duplicate of a segment's original descriptor, for a daemon of our group on
-  // this host: its mappings do not count as clients, and stay writable when made
-  // before the seal. NotFound when we do not own the segment.
+  // A duplicate of a segment's original descriptor, for a daemon of the same group on this host.
+  // Its mappings do not count as clients, and stay writable if they were made before the seal.
+  // NotFound if this backend does not own the segment.
   absl::StatusOr<UniqueFd> OriginalFd(uint64_t segment_id) const;
 
-  // Waits for the background fill: true when the arena has its target size.
+  // Waits for the background fill. True if the arena has its target size.
   bool WaitUntilFilled(std::chrono::steady_clock::time_point deadline);
 
  private:

@@ -16,12 +16,12 @@
 namespace ckptd {
 namespace {
 
-// A claim is the lock on the first bytes of a slot, as many as it claims.
+// A claim locks the first bytes of a slot, as many bytes as it claims.
 constexpr int64_t kSlotBytes = int64_t{1} << 50;
-constexpr int64_t kSlots = 512;  // daemons of a host have two or three claims at most
-// Behind the slots, what is locked by whoever looks and claims.
-constexpr int64_t kDoor = kSlots * kSlotBytes;
-// To tidy up, which another one can do as well.
+constexpr int64_t kSlots = 512;  // a host's daemons have two or three claims each at most
+// The byte after the slots is a mutex: who looks at the claims or adds one locks it.
+constexpr int64_t kMutexByte = kSlots * kSlotBytes;
+// For tidying up, which another process can do as well.
 constexpr auto kTidyPatience = std::chrono::milliseconds(100);
 constexpr auto kPollInterval = std::chrono::milliseconds(1);
 
@@ -34,7 +34,7 @@ struct flock Range(short type, int64_t from, int64_t bytes) {
   return range;
 }
 
-// Locks of the open file description, not of the process: daemons' threads exclude each other.
+// Locks of the open file description, not of the process, so that threads exclude each other.
 int SetLock(const UniqueFd& file, short type, int64_t from, int64_t bytes) {
   struct flock range = Range(type, from, bytes);
   return ::fcntl(file.get(), F_OFD_SETLK, &range) == 0 ? 0 : errno;
@@ -42,23 +42,23 @@ int SetLock(const UniqueFd& file, short type, int64_t from, int64_t bytes) {
 
 bool IsTaken(int error) { return error == EAGAIN || error == EACCES; }
 
-// 0, or the error; EAGAIN when it was taken for all the time.
-int EnterDoor(const UniqueFd& file, std::chrono::nanoseconds patience) {
+// 0, or the error. EAGAIN if the byte was locked by others all the time.
+int LockMutexByte(const UniqueFd& file, std::chrono::nanoseconds patience) {
   const auto deadline = std::chrono::steady_clock::now() + patience;
   for (;;) {
-    const int error = SetLock(file, F_WRLCK, kDoor, 1);
+    const int error = SetLock(file, F_WRLCK, kMutexByte, 1);
     if (!IsTaken(error) && error != EINTR) return error;
     if (std::chrono::steady_clock::now() >= deadline) return EAGAIN;
     std::this_thread::sleep_for(kPollInterval);
   }
 }
 
-// What other descriptions lock of the slots, bytes.
+// Bytes of the slots that other open file descriptions have locked.
 uint64_t ClaimedByOthers(const UniqueFd& file) {
-  struct flock any = Range(F_WRLCK, 0, kDoor);
+  struct flock any = Range(F_WRLCK, 0, kMutexByte);
   if (::fcntl(file.get(), F_OFD_GETLK, &any) != 0 || any.l_type == F_UNLCK) return 0;
   uint64_t sum = 0;
-  for (int64_t slot = 0; slot < kDoor; slot += kSlotBytes) {
+  for (int64_t slot = 0; slot < kMutexByte; slot += kSlotBytes) {
     struct flock range = Range(F_WRLCK, slot, kSlotBytes);
     if (::fcntl(file.get(), F_OFD_GETLK, &range) != 0 || range.l_type == F_UNLCK) continue;
     sum += static_cast<uint64_t>(range.l_len > 0 ? std::min(range.l_len, kSlotBytes) : kSlotBytes);
@@ -77,28 +77,28 @@ UniqueFd OpenFile(const std::string& path, int flags) {
   return UniqueFd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | flags, 0600));
 }
 
-// The file with its door locked; none where it or its locks cannot be had.
-absl::StatusOr<UniqueFd> OpenAndEnter(const std::string& path, std::chrono::nanoseconds patience) {
+// Opens the file and locks its mutex byte. Invalid if the file or its locks are not available.
+absl::StatusOr<UniqueFd> OpenAndLock(const std::string& path, std::chrono::nanoseconds patience) {
   while (!path.empty()) {
     UniqueFd file = OpenFile(path, O_CREAT);
     if (!file.valid()) break;
-    const int error = EnterDoor(file, patience);
+    const int error = LockMutexByte(file, patience);
     if (IsTaken(error)) {
       return MakeError(
           absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
           fmt::format("claiming host memory: another daemon has had {} locked for {} s; see "
-                      "whether one of this host stands still",
+                      "whether a daemon of this host has stalled",
                       path, std::chrono::duration<double>(patience).count()),
           {{"file", path}});
     }
     if (error != 0) break;
-    // Whoever had it may have removed it in between.
+    // The process that had the lock may have removed the file meanwhile.
     if (IsAt(file, path)) return file;
   }
   return UniqueFd();
 }
 
-// With the door locked.
+// Needs the mutex byte to be locked.
 void RemoveUnused(const UniqueFd& file, const std::string& path) {
   if (ClaimedByOthers(file) == 0 && IsAt(file, path)) ::unlink(path.c_str());
 }
@@ -115,10 +115,10 @@ MemoryClaim& MemoryClaim::operator=(MemoryClaim&& other) noexcept {
   return *this;
 }
 
-bool MemoryClaim::Enter(uint64_t bytes) {
+bool MemoryClaim::LockSlot(uint64_t bytes) {
   const auto length = static_cast<int64_t>(std::min(bytes, uint64_t{kSlotBytes}));
   if (!file_.valid() || length == 0) return true;
-  for (slot_ = 0; slot_ < kDoor; slot_ += kSlotBytes) {
+  for (slot_ = 0; slot_ < kMutexByte; slot_ += kSlotBytes) {
     if (SetLock(file_, F_WRLCK, slot_, length) == 0) return true;
   }
   return false;
@@ -133,7 +133,7 @@ void MemoryClaim::Lower(uint64_t bytes) {
 void MemoryClaim::End() {
   if (!file_.valid()) return;
   Lower(0);
-  if (EnterDoor(file_, kTidyPatience) == 0) RemoveUnused(file_, path_);
+  if (LockMutexByte(file_, kTidyPatience) == 0) RemoveUnused(file_, path_);
   file_.Reset();
 }
 
@@ -143,20 +143,20 @@ MemoryClaims::MemoryClaims(std::string path, Available available, std::chrono::n
 MemoryClaims::~MemoryClaims() {
   if (path_.empty()) return;
   const UniqueFd file = OpenFile(path_, 0);
-  if (file.valid() && EnterDoor(file, kTidyPatience) == 0) RemoveUnused(file, path_);
+  if (file.valid() && LockMutexByte(file, kTidyPatience) == 0) RemoveUnused(file, path_);
 }
 
 absl::StatusOr<MemoryClaims::Answer> MemoryClaims::Claim(uint64_t bytes, uint64_t spare) const {
-  CKPTD_ASSIGN_OR_RETURN(UniqueFd file, OpenAndEnter(path_, patience_));
+  CKPTD_ASSIGN_OR_RETURN(UniqueFd file, OpenAndLock(path_, patience_));
   MemoryClaim claim(std::move(file), path_);
   Answer answer;
-  // First the claims: those that end in between are still counted, or their memory is gone
-  // from the figure already.
+  // Claims are read before the available memory. A claim that ends in between is still counted,
+  // or its memory is no longer available.
   if (claim.file_.valid()) answer.claimed = ClaimedByOthers(claim.file_);
   CKPTD_ASSIGN_OR_RETURN(answer.available, available_());
   const uint64_t left = answer.available - std::min(answer.available, answer.claimed);
-  if (left < bytes || left - bytes < spare || !claim.Enter(bytes)) return answer;
-  if (claim.file_.valid()) SetLock(claim.file_, F_UNLCK, kDoor, 1);
+  if (left < bytes || left - bytes < spare || !claim.LockSlot(bytes)) return answer;
+  if (claim.file_.valid()) SetLock(claim.file_, F_UNLCK, kMutexByte, 1);
   answer.claim = std::move(claim);
   return answer;
 }

@@ -21,10 +21,10 @@
 namespace ckptd {
 namespace {
 
-// The kernel's own limits are lower; a list that says more is not believed.
+// The kernel's own limits are lower. Larger numbers in a list are ignored.
 constexpr uint64_t kMaxNumber = 1 << 16;
 
-// Of a list like "0-3,8": sorted, each once.
+// The numbers of a list like "0-3,8": sorted, each once.
 std::vector<unsigned> NumbersOf(std::string_view list) {
   std::vector<unsigned> numbers;
   for (const std::string_view part : SplitText(list, ',')) {
@@ -114,12 +114,12 @@ absl::Status PreferNode(std::span<std::byte> memory, unsigned node) {
   constexpr unsigned kBits = std::numeric_limits<unsigned long>::digits;
   std::vector<unsigned long> mask(node / kBits + 1);
   mask[node / kBits] = 1UL << node % kBits;
-  // The kernel takes one bit fewer than it is told of.
+  // The kernel uses one bit fewer than it is told.
   const long done = ::syscall(SYS_mbind, memory.data(), memory.size(), MPOL_PREFERRED, mask.data(),
                               mask.size() * kBits + 1, 0);
   if (done == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      fmt::format("putting memory on NUMA node {}: {}; it goes where the kernel likes (containers "
+      fmt::format("putting memory on NUMA node {}: {}; the kernel chooses the node (containers "
                   "need mbind in their seccomp profile, or CAP_SYS_NICE)",
                   node, std::strerror(errno)));
 }

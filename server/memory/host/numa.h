@@ -1,4 +1,4 @@
-// NUMA nodes: on which of them a rank's memory lies, and having the kernel put it there.
+// NUMA nodes: chooses the node of a rank's memory, and has the kernel use it.
 #ifndef CKPTD_SERVER_MEMORY_HOST_NUMA_H_
 #define CKPTD_SERVER_MEMORY_HOST_NUMA_H_
 
@@ -17,25 +17,25 @@ namespace ckptd {
 
 struct NumaNode {
   unsigned number = 0;
-  std::vector<unsigned> cores;  // may be none: a node of memory alone
+  std::vector<unsigned> cores;  // may be empty: a node with memory only
 };
 
-// The nodes that have memory, by number; empty where the kernel shows none. `root` ends in '/'.
+// The nodes that have memory, by number. Empty if the kernel shows none. `root` ends in '/'.
 std::vector<NumaNode> ReadNumaNodes(const std::string& root = "/");
 
-// Cores that this process may run on; empty when the kernel does not say.
+// The cores that this process may run on. Empty if the kernel does not say.
 std::vector<unsigned> AllowedCores();
 
 struct NumaPlace {
   uint32_t local_rank = 0;
-  uint32_t local_size = 1;  // ranks of this host
+  uint32_t local_size = 1;  // ranks on this host
 };
 
-// Where the memory of a rank goes; none: wherever the kernel likes. `wanted` is
+// The node for the memory of a rank. None: the kernel chooses. `wanted` is
 //   "off"     none
-//   "auto"    none on a machine of one node. Else the node that has all of `cores`; where they
-//             are of several, the ranks of the host take the nodes that have cores in blocks, as
-//             launchers that bind processes do; a rank alone on its host takes none.
+//   "auto"    none on a machine with one node. Otherwise the node that has all of `cores`. If
+//             several nodes have them, the host's ranks take the nodes with cores in blocks, as
+//             launchers that bind processes do. A rank alone on its host gets none.
 //   a number  that node
 // Errors: InvalidArgument CONFIG_INVALID.
 absl::StatusOr<std::optional<unsigned>> ChooseNumaNode(std::string_view wanted,
@@ -43,11 +43,11 @@ absl::StatusOr<std::optional<unsigned>> ChooseNumaNode(std::string_view wanted,
                                                        const std::vector<unsigned>& cores,
                                                        NumaPlace place);
 
-// Pages of `memory`, a shared mapping, that are not present yet come from `node`, whoever
-// touches them first; from others when it has none left. Errors: FailedPrecondition where the
-// kernel or the container does not allow it.
+// Makes the kernel take absent pages of `memory`, a shared mapping, from `node`, whichever thread
+// touches them first. If the node has none left, they come from others. Errors:
+// FailedPrecondition if the kernel or the container does not allow it.
 absl::Status PreferNode(std::span<std::byte> memory, unsigned node);
-// Whether it would: tries it on a page.
+// Whether PreferNode would succeed. Tries it on one page.
 absl::Status CheckPreferNode(unsigned node);
 
 }  // namespace ckptd

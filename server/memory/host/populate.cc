@@ -24,13 +24,13 @@
 namespace ckptd {
 namespace {
 
-// Memory too fragmented for huge pages makes each try slow: give up soon.
+// Each failed try is slow when memory is too fragmented for huge pages, so this gives up soon.
 constexpr int kMaxFailedCollapses = 4;
 
 }  // namespace
 
-// One page faulted in and the rest of its huge page collapsed around it: several
-// times as fast as faulting all 512 pages, because one huge page is zeroed.
+// Faults one page in and collapses its huge page around it. That is several times as fast as
+// faulting in all 512 pages, because one huge page is zeroed at once.
 bool PopulateWork::Collapse(std::byte* page) {
   if (!huge_pages_ || failed_collapses_ >= kMaxFailedCollapses) return false;
   if (::madvise(page, 1, MADV_POPULATE_WRITE) != 0) return false;
@@ -50,7 +50,7 @@ void PopulateWork::TakePages() {
     std::byte* const page = memory_.data() + at;
     const uint64_t bytes = std::min<uint64_t>(kHugePageBytes, memory_.size() - at);
     if (bytes == kHugePageBytes) Collapse(page);
-    // Also after a collapse: it need not have mapped the page.
+    // This is needed after a collapse, too, because it may not have mapped the page.
     while (::madvise(page, bytes, MADV_POPULATE_WRITE) != 0) {
       if (errno == EINTR || errno == EAGAIN) continue;
       error_ = errno;
@@ -76,15 +76,15 @@ void PopulateWork::AwaitOthers() const {
 absl::StatusOr<uint64_t> Populate(int fd, std::span<std::byte> memory,
                                   const PopulateOptions& options) {
   const auto work = std::make_shared<PopulateWork>(memory, options.huge_pages);
-  // A wish: memory elsewhere is slower, not wrong. Whether the kernel obeys is checked at start.
+  // The node is a preference, so an error is ignored. CheckPreferNode has tested it at start.
   if (options.numa_node.has_value()) PreferNode(memory, *options.numa_node).IgnoreError();
   if (options.on_start != nullptr) options.on_start(work);
   work->Join(options.threads);
   work->AwaitOthers();
   int error = work->error_;
   if (error == EINVAL || error == ENOSYS) {
-    // Kernels before 5.14: have the file allocate its pages, an error it can
-    // return, where touching them would be SIGBUS.
+    // Kernels before 5.14 have no MADV_POPULATE_WRITE. fallocate returns an error if memory is
+    // short, while touching the pages would raise SIGBUS.
     error = ::fallocate(fd, 0, 0, static_cast<off_t>(memory.size())) == 0 ? 0 : errno;
   }
   if (error != 0) {
@@ -94,7 +94,7 @@ absl::StatusOr<uint64_t> Populate(int fd, std::span<std::byte> memory,
                                  memory.size(), std::strerror(error)));
   }
   if (work->error_ == 0 && work->next_ < memory.size()) {
-    return absl::CancelledError("faulting in host memory: something else goes first");
+    return absl::CancelledError("faulting in host memory: a load needs the machine first");
   }
   return work->huge_bytes_.load();
 }

@@ -1,4 +1,4 @@
-// Files below /proc and /sys, and what they are made of.
+// Reads files below /proc and /sys, and takes their text apart.
 #ifndef CKPTD_SERVER_MEMORY_HOST_PROC_FILE_H_
 #define CKPTD_SERVER_MEMORY_HOST_PROC_FILE_H_
 
@@ -10,13 +10,13 @@
 
 namespace ckptd {
 
-// All of it, up to 1 MiB; none when it cannot be read. Such files have no size.
+// The whole file, up to 1 MiB. None if it cannot be read. Such files report no size.
 std::optional<std::string> ReadProcFile(const std::string& path);
 
-// The parts between `at`; none of an empty text.
+// The parts between the separators `at`. An empty text has none.
 std::vector<std::string_view> SplitText(std::string_view text, char at);
 
-// The number that `text` starts with, after blanks; none for "max" and the like.
+// The number that `text` starts with, after blanks. None for "max" and the like.
 std::optional<uint64_t> LeadingNumber(std::string_view text);
 
 }  // namespace ckptd

@@ -40,7 +40,7 @@ absl::Status SegmentError(int error, const std::string& doing) {
 absl::StatusOr<UniqueFd> MakeMemfd(uint64_t bytes) {
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   UniqueFd fd(::memfd_create("ckptd", kFlags | MFD_NOEXEC_SEAL));
-  // Kernels before 6.3 do not know the flag.
+  // Kernels before 6.3 do not know MFD_NOEXEC_SEAL.
   if (!fd.valid() && errno == EINVAL) fd = UniqueFd(::memfd_create("ckptd", kFlags));
   if (!fd.valid()) return SegmentError(errno, "memfd_create");
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
@@ -52,7 +52,7 @@ absl::StatusOr<UniqueFd> MakeMemfd(uint64_t bytes) {
   return fd;
 }
 
-// A new open file description of the same memory.
+// Opens a new open file description of the same memory.
 absl::StatusOr<UniqueFd> Reopen(int fd, int flags) {
   const std::string path = fmt::format("/proc/self/fd/{}", fd);
   UniqueFd reopened(::open(path.c_str(), flags | O_CLOEXEC));
@@ -62,12 +62,12 @@ absl::StatusOr<UniqueFd> Reopen(int fd, int flags) {
   return reopened;
 }
 
-// True when the kernel grants a write lease on `fd`: it is the only open file
-// description that the kernel counts. The lease is given back at once.
+// True if the kernel grants a write lease on `fd`: then no other open file description that the
+// kernel counts exists. The lease is given back at once.
 bool IsOnlyUser(int fd) {
-  // Should anyone open the memory in this moment, the kernel tells the lease's
-  // holder by SIGIO, which kills by default; SIGURG is ignored by default. The
-  // kernel forgets the choice with every lease.
+  // If anyone opens the memory at this moment, the kernel sends the lease's holder a signal.
+  // SIGIO would kill the process by default; SIGURG is ignored by default. The kernel forgets
+  // this setting with every lease.
   ::fcntl(fd, F_SETSIG, SIGURG);
   if (::fcntl(fd, F_SETLEASE, F_WRLCK) != 0) return false;
   ::fcntl(fd, F_SETLEASE, F_UNLCK);
@@ -134,7 +134,7 @@ bool OwnershipCheckWorks() {
   if (address == MAP_FAILED) return false;
   Mapping mapping(address, 4096);
   client->Reset();
-  if (IsOnlyUser(check->get())) return false;  // a mapping alone must count
+  if (IsOnlyUser(check->get())) return false;  // a mapping alone must count as a user
   mapping.Reset();
   return IsOnlyUser(check->get());
 }

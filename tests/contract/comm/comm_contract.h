@@ -1,6 +1,6 @@
-// What every communicator of the seam server/comm/group_comm.h does. A Bench gives
-//   Run(names, body)   body(CommRank) for each rank of a communicator of these names, side by side
-// Bodies may run in processes of their own: they change nothing of the test's.
+// What every communicator of the seam server/comm/group_comm.h does. A Bench provides
+//   Run(names, body)   runs body(CommRank) for each rank of a communicator of these names
+// Bodies may run in processes of their own, so they must not change variables of the test.
 #ifndef CKPTD_TESTS_CONTRACT_COMM_COMM_CONTRACT_H_
 #define CKPTD_TESTS_CONTRACT_COMM_COMM_CONTRACT_H_
 
@@ -24,15 +24,15 @@
 
 namespace ckptd {
 
-// One rank's end of a communicator that is to be joined.
+// One rank's end of a communicator, before it joins.
 struct CommRank {
   uint32_t rank = 0;
   std::vector<uint32_t> names;
   std::string id;
   GroupComms* comms = nullptr;
-  // Zeros that the communicator can carry.
+  // Zeroed memory that the communicator can carry.
   std::function<std::unique_ptr<StagedMemory>(uint64_t bytes)> memory;
-  // Makes `bytes` of such memory equal.
+  // Fills `bytes` of such memory with one value.
   std::function<void(StagedMemory&, uint64_t offset, uint64_t bytes, int value)> fill;
 
   static GroupComm::Deadline In(std::chrono::milliseconds time) {
@@ -53,7 +53,7 @@ struct CommRank {
   }
 };
 
-// What one rank lets another know, in whatever threads or processes they are.
+// A signal from one rank to another, across threads or processes.
 class Word {
  public:
   Word() { EXPECT_EQ(::pipe(ends_), 0); }
@@ -80,7 +80,7 @@ inline bool AllAre(StagedMemory& memory, uint64_t offset, uint64_t bytes, int va
   return std::all_of(found.begin(), found.end(),
                      [value](std::byte b) { return b == static_cast<std::byte>(value); });
 }
-// The end of an exchange and of the wait for it.
+// Ends an exchange and waits for it.
 inline absl::Status Complete(GroupComm& comm, GroupComm::Deadline deadline) {
   CKPTD_RETURN_IF_ERROR(comm.End(deadline));
   return comm.Wait(deadline);
@@ -177,7 +177,7 @@ TYPED_TEST_P(CommContract, OneWaitIsForAllExchangesBeforeIt) {
 }
 
 TYPED_TEST_P(CommContract, ADeadlineNamesWhomTheGroupKnowsByAnotherNumberAndTheErrorStays) {
-  const Word over;  // until then rank 1 is there: its end would be heard of
+  const Word over;  // keeps rank 1 alive until then, because others would see its end
   this->bench_.Run({4, 7}, [&over](const CommRank& self) {
     const auto comm = self.Join();
     ASSERT_NE(comm, nullptr);

@@ -1,4 +1,4 @@
-// The communicator that other tests use instead of NCCL's is no more lenient than that.
+// The in-process communicator of other tests must not be more lenient than NCCL's.
 #include <thread>
 
 #include "tests/contract/comm/comm_contract.h"

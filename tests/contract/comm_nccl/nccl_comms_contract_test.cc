@@ -1,4 +1,4 @@
-// NCCL's communicators, a process for each rank: on the fake NCCL and the fake driver, or on a
+// NCCL's communicators, with one process per rank: on the fake NCCL and the fake driver, or on a
 // real GPU that they share (see group.h).
 #include "server/comm/nccl/nccl_comms.h"
 
@@ -8,7 +8,7 @@
 namespace ckptd {
 namespace {
 
-// Device memory, filled and read by the driver.
+// Device memory that the driver fills and reads.
 class DeviceBytes final : public StagedMemory {
  public:
   DeviceBytes(const std::shared_ptr<CudaDevice>& device, uint64_t bytes)
@@ -77,7 +77,7 @@ class ProcessesBench {
   NcclGroup group_;
 };
 
-// When work that was queued happens: at once, when somebody waits, or later by itself.
+// When queued work runs: at once, when a thread waits, or later by itself.
 struct Eager : ProcessesBench {
   Eager() : ProcessesBench("lazy = 0") {}
 };

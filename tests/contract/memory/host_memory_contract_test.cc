@@ -1,4 +1,4 @@
-// The contract on host memory, and what only descriptors of files can show.
+// The contract on host memory, and properties that only descriptors of files have.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -28,7 +28,7 @@ absl::StatusOr<std::unique_ptr<MemoryBackend>> MakeHost(uint64_t budget, bool hu
                              .huge_pages = huge_pages});
 }
 
-// As client/cpp maps segments.
+// Maps segments as client/cpp does.
 class MappedSegments final : public ClientMemory {
  public:
   explicit MappedSegments(Mapping mapping) : mapping_(std::move(mapping)) {}
@@ -160,7 +160,7 @@ TEST(HostMemoryContract, AThousandCyclesLeaveNoDescriptorBehind) {
   ASSERT_OK_AND_ASSIGN(const auto backend, MakeHost(8 * kSegment, true, 0));
   size_t before = 0;
   for (int i = 0; i < 1000; ++i) {
-    // A few warm-up rounds fill the pool; then nothing may grow.
+    // A few warm-up rounds fill the pool. After that nothing may grow.
     if (i == 20) before = OpenFds();
     const bool exclusive = i % 5 == 4;
     const AttachMode mode = exclusive ? AttachMode::kExclusive : AttachMode::kShared;

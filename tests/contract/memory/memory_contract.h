@@ -1,5 +1,5 @@
-// What every MemoryBackend must do, whichever memory it hands out. A backend's
-// test file includes this and instantiates MemoryContract with its MemoryCase.
+// What every MemoryBackend must do. A backend's test file includes this and instantiates
+// MemoryContract with its MemoryCase.
 #ifndef CKPTD_TESTS_CONTRACT_MEMORY_MEMORY_CONTRACT_H_
 #define CKPTD_TESTS_CONTRACT_MEMORY_MEMORY_CONTRACT_H_
 
@@ -22,7 +22,7 @@ TEST_P(MemoryContract, ASlabsSegmentsAddUpToItsBytes) {
   const std::unique_ptr<Slab> slab = Allocate(bytes);
   uint64_t sum = 0;
   for (const Segment& segment : slab->segments()) sum += segment.bytes;
-  // Device memory comes whole.
+  // Device memory is one segment.
   EXPECT_GE(sum, bytes);
   EXPECT_LT(sum, bytes + segment_);
   EXPECT_EQ(slab->bytes(), bytes);

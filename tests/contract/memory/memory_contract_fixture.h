@@ -1,5 +1,5 @@
-// The fixture of the memory contract: what a backend's test file gives it, and
-// what its tests share.
+// The fixture of the memory contract: what a backend's test file provides, and what its tests
+// share.
 #ifndef CKPTD_TESTS_CONTRACT_MEMORY_MEMORY_CONTRACT_FIXTURE_H_
 #define CKPTD_TESTS_CONTRACT_MEMORY_MEMORY_CONTRACT_FIXTURE_H_
 
@@ -20,7 +20,7 @@
 
 namespace ckptd {
 
-// A client's view of a slab that was handed to it; what it maps goes with it.
+// A client's view of a slab that it got. Its mappings end with this object.
 class ClientMemory {
  public:
   virtual ~ClientMemory() = default;
@@ -32,13 +32,13 @@ class ClientMemory {
 
 struct MemoryCase {
   std::string name;
-  // A backend with that budget whose segments are `segment_bytes` long, the last one of a
-  // slab excepted.
+  // Makes a backend with that budget. Its segments are `segment_bytes` long, except the last one
+  // of a slab.
   std::function<absl::StatusOr<std::unique_ptr<MemoryBackend>>(uint64_t budget)> make;
   uint64_t segment_bytes = 0;
-  // Maps what was handed out, as a client of that mode does.
+  // Maps a handle as a client of that mode does.
   std::function<absl::StatusOr<std::unique_ptr<ClientMemory>>(SlabHandle, AttachMode)> attach;
-  std::optional<HandleKind> kind = {};  // of its slabs, where it is not what it prefers
+  std::optional<HandleKind> kind = {};  // kind of its slabs; none: the backend's preferred one
 };
 
 inline std::string MemoryCaseName(const testing::TestParamInfo<MemoryCase>& info) {
@@ -64,7 +64,7 @@ class MemoryContract : public testing::TestWithParam<MemoryCase> {
     return slab.ok() ? std::move(*slab) : nullptr;
   }
 
-  // A slab whose byte i is Expected(seed, i), sealed.
+  // A sealed slab whose byte i is Expected(seed, i).
   std::unique_ptr<Slab> Published(uint64_t bytes, unsigned seed) {
     std::unique_ptr<Slab> slab = Allocate(bytes);
     Fill(*slab, seed);

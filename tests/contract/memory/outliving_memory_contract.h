@@ -1,6 +1,6 @@
-// What memory must do that clients keep whatever its backend does: it is handed over, or lives on
-// after its slab. A backend's test file includes this and instantiates
-// OutlivingMemoryContract with its MemoryCase.
+// For backends whose memory clients keep after the slab or the backend has ended, or after
+// TransferOwnership. A backend's test file includes this and instantiates OutlivingMemoryContract
+// with its MemoryCase.
 #ifndef CKPTD_TESTS_CONTRACT_MEMORY_OUTLIVING_MEMORY_CONTRACT_H_
 #define CKPTD_TESTS_CONTRACT_MEMORY_OUTLIVING_MEMORY_CONTRACT_H_
 

@@ -1,5 +1,5 @@
-// What backends must do that use memory again: who still sees it decides. A backend's
-// test file includes this and instantiates ReusedMemoryContract with its MemoryCase.
+// For backends that reuse memory, which depends on who still sees it. A backend's test file
+// includes this and instantiates ReusedMemoryContract with its MemoryCase.
 #ifndef CKPTD_TESTS_CONTRACT_MEMORY_REUSED_MEMORY_CONTRACT_H_
 #define CKPTD_TESTS_CONTRACT_MEMORY_REUSED_MEMORY_CONTRACT_H_
 

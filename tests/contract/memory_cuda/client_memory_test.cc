@@ -1,5 +1,5 @@
-// When and where a C++ client may let go of a GPU's memory: by any thread, in any order, before
-// and after the daemon's own part has gone, and at the end of its process.
+// A C++ client may free a GPU's memory in any thread, in any order, before and after the daemon
+// frees its own mapping, and at the end of its process.
 #include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
@@ -33,7 +33,7 @@ class ClientMemoryTest : public testing::Test {
     ASSERT_OK_AND_ASSIGN(memory_, CudaMemory::Create(TestGpu(), {.budget_bytes = 64 << 20,
                                                                  .staging_bytes = 8 << 20}));
   }
-  // Full of `fill`; ready for clients of that mode.
+  // A slab full of `fill` for clients of that mode.
   std::unique_ptr<Slab> ReleaseStaging(std::byte fill, AttachMode mode) {
     auto slab = memory_->Allocate(kBytes, mode).value();
     WriteBytes(slab->view(), 0, std::vector<std::byte>(kBytes, fill));
@@ -70,11 +70,11 @@ TEST_F(ClientMemoryTest, IsLetGoOfByAnyThreadInAnyOrder) {
     const auto slab = ReleaseStaging(fill, mode);
     const int clients = mode == AttachMode::kExclusive ? 1 : 3;
     for (int i = 0; i < clients; ++i) held.push_back({Import(*slab, mode), fill});
-    // The daemon's part goes here.
+    // The daemon's mapping ends here.
   }
   std::shuffle(held.begin(), held.end(), std::mt19937(7));
   while (!held.empty()) {
-    // Its memory is gone before the next thread looks at what is left.
+    // The memory must be freed before the next check.
     std::thread([last = std::move(held.back())]() mutable { last.memory = DeviceMemory(); }).join();
     held.pop_back();
     for (const Held& one : held) EXPECT_TRUE(IsFullOf(one.memory, one.fill));
@@ -115,7 +115,7 @@ TEST_F(ClientMemoryTest, IsReachedByTheOtherGpusOfTheProcess) {
   }
 }
 
-// One end of a pipe is the lease, the other sees that end.
+// One end of a pipe is the lease; the other sees when it ends.
 class ClientLeaseTest : public ClientMemoryTest {
  protected:
   void SetUp() override {
@@ -141,7 +141,7 @@ TEST_F(ClientLeaseTest, EndsWithTheMemory) {
   EXPECT_TRUE(Ended());
 }
 
-// The daemon would use the memory again beside it.
+// Otherwise the daemon would reuse the memory while that work runs.
 TEST_F(ClientLeaseTest, GoesOnWhileWorkThatWasGivenUpMayReachTheMemory) {
   const auto slab = ReleaseStaging(std::byte{9}, AttachMode::kShared);
   DeviceMemory memory = Import(*slab, AttachMode::kShared);
@@ -170,7 +170,8 @@ TEST_F(ClientLeaseTest, GoesOnAsLongWhereAttachingFails) {
 using ClientMemoryDeathTest = ClientMemoryTest;
 
 TEST_F(ClientMemoryDeathTest, MayLiveUntilTheProcessHasEnded) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own: no fork of this driver
+  // a new process, because this driver does not survive a fork
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto hold_and_exit = [this] {
     const auto slab = ReleaseStaging(std::byte{5}, AttachMode::kShared);
     static DeviceMemory last = Import(*slab, AttachMode::kShared);

@@ -1,4 +1,4 @@
-// Device memory that is named by 64 bytes (legacy CUDA IPC): what is different about it.
+// Device memory with a handle of 64 bytes (legacy CUDA IPC), and how it differs.
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kBlock = 2 << 20;
 
-// How often the fake traced `what`, in all processes.
+// How often the fake has traced `what`, in all processes.
 size_t Traced(const std::string& what) {
   const std::filesystem::path config = ::getenv("CKPTD_FAKE_CUDA");
   std::ifstream trace(config.parent_path() / "trace");
@@ -85,10 +85,10 @@ TEST_F(CudaIpcContract, AProcessOpensAHandleOnceHoweverManyShareIt) {
   WriteBytes(slab->view(), 0, std::vector<std::byte>(4, std::byte{0x5a}));
   const size_t opened = Calls("cuIpcOpenMemHandle");
   const size_t closed = Calls("cuIpcCloseMemHandle");
-  ASSERT_OK_AND_ASSIGN(auto one, SlabElsewhere::Attach(Exported(*slab), AttachMode::kShared));
-  ASSERT_OK_AND_ASSIGN(auto two, SlabElsewhere::Attach(Exported(*slab), AttachMode::kShared));
-  EXPECT_EQ(dynamic_cast<SlabElsewhere&>(*one).address(),
-            dynamic_cast<SlabElsewhere&>(*two).address());
+  ASSERT_OK_AND_ASSIGN(auto one, SlabOfOtherProcess::Attach(Exported(*slab), AttachMode::kShared));
+  ASSERT_OK_AND_ASSIGN(auto two, SlabOfOtherProcess::Attach(Exported(*slab), AttachMode::kShared));
+  EXPECT_EQ(dynamic_cast<SlabOfOtherProcess&>(*one).address(),
+            dynamic_cast<SlabOfOtherProcess&>(*two).address());
   EXPECT_EQ(Calls("cuIpcOpenMemHandle"), opened + 1);
   one.reset();
   EXPECT_EQ(Calls("cuIpcCloseMemHandle"), closed);
@@ -103,7 +103,7 @@ TEST_F(CudaIpcContract, APrivateClientKeepsNothingOpen) {
   const size_t closed = Calls("cuIpcCloseMemHandle");
   const size_t mapped = Calls("cuMemCreate");
   ASSERT_OK_AND_ASSIGN(const auto client,
-                       SlabElsewhere::Attach(Exported(*slab), AttachMode::kPrivate));
+                       SlabOfOtherProcess::Attach(Exported(*slab), AttachMode::kPrivate));
   EXPECT_EQ(Calls("cuIpcCloseMemHandle"), closed + 1);
   EXPECT_EQ(Calls("cuMemCreate"), mapped) << "a GPU that lends memory by name may have no other";
   slab.reset();
@@ -115,7 +115,7 @@ TEST_F(CudaIpcContract, AnAnnouncedSizeThatTheMemoryHasNotIsRefusedAndNothingSta
   SlabHandle handle = Exported(*slab);
   const size_t closed = Calls("cuIpcCloseMemHandle");
   handle.segment_bytes = {kBlock + 1};
-  EXPECT_THAT(SlabElsewhere::Attach(std::move(handle), AttachMode::kShared),
+  EXPECT_THAT(SlabOfOtherProcess::Attach(std::move(handle), AttachMode::kShared),
               FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
   EXPECT_EQ(Calls("cuIpcCloseMemHandle"), closed + 1);
 }

@@ -1,4 +1,5 @@
-// The contract on device memory, by the fake driver or a GPU's own, and what only a driver can show.
+// The contract on device memory, by the fake driver or a real GPU, and properties that only a
+// driver has.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -18,19 +19,19 @@ namespace {
 
 // The recommended granularity.
 const uint64_t kSegment = OnRealGpu() ? 2 << 20 : 4 << 20;
-constexpr uint64_t kMinimum = 2 << 20;  // the least that the driver maps; blocks of cuMemAlloc
+constexpr uint64_t kMinimum = 2 << 20;  // the driver's smallest mapping; blocks of cuMemAlloc
 
-// Of all tests of contract_cuda, those of transfers included.
+// For all tests of contract_cuda, including those of transfers.
 class OnTheFake : public testing::Environment {
  public:
-  // Late streams and dirty fresh memory: a missing wait or clear shows.
+  // Late streams and dirty fresh memory make a missing wait or clear visible.
   void SetUp() override {
     UseTestCuda(
         "gpus = 2\nbytes = 0x40000000\nlazy = 1\nfill = 0xcb\ntrace = trace\n"
         "recommended_granularity = 0x400000\n"
         "name.1 = NVIDIA H100 80GB HBM3 MIG 1g.10gb\n"
         "twins = " CKPTD_TWINS "\n");
-    OtherProcess::Start();  // before this one uses the driver, which no fork survives
+    OtherProcess::Start();  // before this process uses the driver, which does not survive a fork
   }
   void TearDown() override { OtherProcess::Stop(); }
 };
@@ -40,7 +41,7 @@ absl::StatusOr<std::unique_ptr<MemoryBackend>> MakeCuda(uint64_t budget) {
   return CudaMemory::Create(TestGpu(), {.budget_bytes = budget, .staging_bytes = 8 << 20});
 }
 
-// As client/cpp imports it.
+// Imports a slab as client/cpp does.
 class ImportedSlab final : public ClientMemory {
  public:
   explicit ImportedSlab(DeviceMemory memory) : memory_(std::move(memory)) {}
@@ -83,7 +84,7 @@ MemoryCase AtRest() { return {"CudaAtRest", MakeResting, kSegment, ImportedSlab:
 MemoryCase Descriptors() { return {"Cuda", MakeCuda, kSegment, ImportedSlab::Attach}; }
 
 MemoryCase Names() {
-  return {"CudaIpc", MakeCuda, kMinimum, SlabElsewhere::Attach, HandleKind::kCudaIpc};
+  return {"CudaIpc", MakeCuda, kMinimum, SlabOfOtherProcess::Attach, HandleKind::kCudaIpc};
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, MemoryContract,
@@ -183,7 +184,7 @@ TEST_F(CudaMemoryContract, ASliceOfAGpuIsNamedAsOne) {
   const std::string slice = TestGpu(1)->info().uuid;
   EXPECT_EQ(slice.substr(0, 4), "MIG-");
   EXPECT_EQ(TestGpu(0)->info().uuid.substr(0, 4), "GPU-");
-  // Whoever knows only its bytes means it too.
+  // The bytes of the UUID alone name the same slice.
   EXPECT_EQ(FindGpu(TestGpu()->driver(), "GPU-" + slice.substr(4))->uuid, slice);
 }
 
@@ -201,7 +202,7 @@ TEST_F(CudaMemoryContract, ASizeThatNoAllocationHasIsRefused) {
   }
 }
 
-// Another driver may recommend another one.
+// Another driver may recommend another granularity.
 TEST_F(CudaMemoryContract, WhatWasMadeElsewhereNeedsOnlyTheLeastGranularity) {
   const auto device = TestGpu();
   CUmemAllocationProp properties = {};

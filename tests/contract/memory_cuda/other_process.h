@@ -1,5 +1,5 @@
-// A second process for tests of device memory: a handle of legacy CUDA IPC cannot be opened in
-// the process that made it.
+// A second process for tests of device memory, because a handle of legacy CUDA IPC cannot be
+// opened in the process that made it.
 #ifndef CKPTD_TESTS_CONTRACT_MEMORY_CUDA_OTHER_PROCESS_H_
 #define CKPTD_TESTS_CONTRACT_MEMORY_CUDA_OTHER_PROCESS_H_
 
@@ -26,15 +26,15 @@
 
 namespace ckptd {
 
-// Opens, reads, writes and closes slabs for this one, as client/cpp does. One at a time is asked;
-// each answer comes within a minute, or the test fails.
+// Opens, reads, writes and closes slabs for this process, as client/cpp does. It takes one
+// request at a time. Each answer must come within a minute, or the test fails.
 class OtherProcess {
  public:
   enum class Do : uint32_t { kOpen, kRead, kWrite, kClose };
   struct Request {
     Do what = Do::kOpen;
     AttachMode mode = AttachMode::kShared;
-    uint64_t number = 0;  // of the slab, chosen by who opens it
+    uint64_t number = 0;  // number of the slab, chosen by the process that opens it
     uint64_t offset = 0;
     uint64_t bytes = 0;
     char device[64] = {};
@@ -141,7 +141,7 @@ class OtherProcess {
 };
 
 // A slab that the other process has open.
-class SlabElsewhere final : public ClientMemory {
+class SlabOfOtherProcess final : public ClientMemory {
  public:
   static absl::StatusOr<std::unique_ptr<ClientMemory>> Attach(SlabHandle handle, AttachMode mode) {
     static uint64_t numbers = 0;
@@ -152,15 +152,15 @@ class SlabElsewhere final : public ClientMemory {
     handle.device.copy(request.device, sizeof(request.device) - 1);
     handle.ipc_handle.copy(request.handle, sizeof(request.handle));
     const OtherProcess::Answer answer = OtherProcess::Ask(request);
-    if (answer.code == 0) return std::make_unique<SlabElsewhere>(request, answer.address);
+    if (answer.code == 0) return std::make_unique<SlabOfOtherProcess>(request, answer.address);
     return MakeError(static_cast<absl::StatusCode>(answer.code), answer.reason, "elsewhere");
   }
 
-  SlabElsewhere(OtherProcess::Request opened, uint64_t address)
+  SlabOfOtherProcess(OtherProcess::Request opened, uint64_t address)
       : opened_(opened), address_(address) {}
-  ~SlabElsewhere() override { OtherProcess::Ask(Make(OtherProcess::Do::kClose, 0, 0)); }
+  ~SlabOfOtherProcess() override { OtherProcess::Ask(Make(OtherProcess::Do::kClose, 0, 0)); }
 
-  uint64_t address() const { return address_; }  // there
+  uint64_t address() const { return address_; }  // in the other process
   uint64_t bytes() const override { return opened_.bytes; }
   std::vector<std::byte> Read(uint64_t offset, uint64_t bytes) const override {
     std::vector<std::byte> out(bytes);

@@ -1,6 +1,5 @@
-// What every form of a transfer keeps: placement, casting, replicas, counts, and
-// how it ends early. A form's test file instantiates AnyTransfer,
-// NarrowColumns and LongTransfer.
+// What every form of a transfer guarantees: placement, casting, replicas, counts, and how it ends
+// early. A form's test file instantiates AnyTransfer, NarrowColumns and LongTransfer.
 #ifndef CKPTD_TESTS_CONTRACT_TRANSFER_TRANSFER_CONTRACT_H_
 #define CKPTD_TESTS_CONTRACT_TRANSFER_TRANSFER_CONTRACT_H_
 
@@ -83,7 +82,8 @@ TEST_P(AnyTransfer, TogetherWithZeroPaddingLeavesNoOldByte) {
   for (size_t rank = 0; rank < 3; ++rank) {
     const RankPlan& plan = world_->plans[rank];
     EXPECT_EQ(DirtyPadding(plan, reached_->Owned(rank)).value(), std::set<uint32_t>{});
-    std::vector<std::byte> expected(BytesOf(reached_->Owned(rank)));  // at least the plan's
+    // at least as long as the plan's slab
+    std::vector<std::byte> expected(BytesOf(reached_->Owned(rank)));
     for (size_t t = 0; t < plan.tensors.size(); ++t) {
       const std::vector<std::byte>& tensor = world_->expected[rank][t];
       std::copy(tensor.begin(), tensor.end(),
@@ -150,7 +150,7 @@ TEST_P(LongTransfer, StopsAllThreadsSoonAfterOneOfThemFailed) {
   int polls = 0;
   options_.interrupted = [&polls]() -> absl::Status {
     if (++polls == 3) return absl::CancelledError("enough");
-    std::this_thread::yield();  // to whoever has just failed
+    std::this_thread::yield();  // lets the thread that has just failed run
     return absl::OkStatus();
   };
   ASSERT_FALSE(Run().ok());

@@ -1,5 +1,5 @@
-// The fixture of the transfer contract: a form is a way in which a reader's bytes
-// get into the memory of another rank.
+// The fixture of the transfer contract. A form is a way in which a reader's bytes get into the
+// memory of another rank.
 #ifndef CKPTD_TESTS_CONTRACT_TRANSFER_TRANSFER_CONTRACT_FIXTURE_H_
 #define CKPTD_TESTS_CONTRACT_TRANSFER_TRANSFER_CONTRACT_FIXTURE_H_
 
@@ -27,7 +27,7 @@ class ReachedRanks {
   // How the reader reaches a rank, and the memory as its owner sees it.
   virtual TransferTarget Target(size_t rank) = 0;
   virtual SlabView Owned(size_t rank) = 0;
-  // After a transfer that was fine: the rank's digests, wherever they were computed.
+  // The rank's digests after a successful transfer, from the side that computed them.
   virtual absl::StatusOr<std::vector<uint64_t>> Digests(size_t rank,
                                                         const TransferResult& result) = 0;
 };
@@ -39,21 +39,21 @@ struct TransferForm {
 
 struct TransferCase {
   TransferForm form;
-  IoMode way = IoMode::kAuto;
-  uint64_t seed = 1;  // of the random world, and of its threads and segments
+  IoMode io_mode = IoMode::kAuto;
+  uint64_t seed = 1;  // for the random world, and for its threads and segments
 
   unsigned threads() const { return static_cast<unsigned>(1 + seed % 4); }
 };
 
 inline std::string TransferCaseName(const testing::TestParamInfo<TransferCase>& info) {
   const char* const ways[] = {"Auto", "Mapping", "Buffer", "Direct"};
-  return info.param.form.name + ways[static_cast<size_t>(info.param.way)] +
+  return info.param.form.name + ways[static_cast<size_t>(info.param.io_mode)] +
          std::to_string(info.param.seed);
 }
 
 constexpr IoMode kWays[] = {IoMode::kMap, IoMode::kBuffer, IoMode::kDirect};
 
-// `seeds` worlds for each form, read by turns in every way.
+// `seeds` worlds for each form, each world read in another mode.
 inline std::vector<TransferCase> Worlds(const std::vector<TransferForm>& forms, uint64_t seeds) {
   std::vector<TransferCase> cases;
   for (const TransferForm& form : forms) {
@@ -65,14 +65,14 @@ inline std::vector<TransferCase> Worlds(const std::vector<TransferForm>& forms, 
 inline std::vector<TransferCase> EveryWayToRead(const std::vector<TransferForm>& forms) {
   std::vector<TransferCase> cases;
   for (const TransferForm& form : forms) {
-    for (const IoMode way : kWays) cases.push_back({form, way, 1});
+    for (const IoMode io_mode : kWays) cases.push_back({form, io_mode, 1});
   }
   return cases;
 }
 
 class TransferContract : public testing::TestWithParam<TransferCase> {
  protected:
-  // The world is complete: reaches its ranks.
+  // Completes the world and connects its ranks.
   void Finish(bool digests = true) {
     world_->Finish((64 << 10) * (1 + GetParam().seed * 7));
     reached_ = GetParam().form.reach(*world_, digests);
@@ -81,14 +81,14 @@ class TransferContract : public testing::TestWithParam<TransferCase> {
     }
     options_.digests = digests;
     options_.threads = GetParam().threads();
-    options_.way = GetParam().way;
+    options_.io_mode = GetParam().io_mode;
     progress_ = std::make_unique<TransferProgress>(targets_.size());
   }
   absl::StatusOr<TransferResult> Run() {
     return RunTransfer(world_->index, targets_, options_, *progress_);
   }
 
-  // All memory of a rank, and one tensor of it.
+  // All memory of a rank; below, one tensor of it.
   std::vector<std::byte> Slab(size_t rank) { return ReadBytes(reached_->Owned(rank)); }
   void ExpectDigests(const TransferResult& result) {
     for (size_t rank = 0; rank < targets_.size(); ++rank) {
@@ -118,8 +118,8 @@ class TransferContract : public testing::TestWithParam<TransferCase> {
   TransferOptions options_;
 };
 
-// Three ranks, tensors of all kinds: chunked by rows or columns, replicated, boxes,
-// stored in two pieces, cast or not.
+// Three ranks with tensors of all kinds: chunked by rows or columns, replicated, boxes, stored in
+// two pieces, cast or not.
 class AnyTransfer : public TransferContract {
  protected:
   void SetUp() override {
@@ -128,15 +128,15 @@ class AnyTransfer : public TransferContract {
   }
 };
 
-// Three ranks, narrow columns each: rows of 256 bytes as they are and cast to wider ones,
-// a replica of another tensor cast to wider elements, and one cast to narrower ones.
+// Three ranks with narrow columns each: uncast rows of 256 bytes, the same cast to wider
+// elements, a replica of another tensor cast to wider elements, and one cast to narrower ones.
 class NarrowColumns : public TransferContract {
  protected:
   void SetUp() override {
     world_ = std::make_unique<World>(1, 3);
     const uint64_t shape[3] = {1, 4096, 3 * 256};
     const uint64_t plain = world_->AddBytes(0, 4096 * 3 * 256, 1);
-    world_->AddBytes(0, 2, 2);  // so that what follows lies askew
+    world_->AddBytes(0, 2, 2);  // so that the next bytes are not aligned
     const uint64_t halves = world_->AddBytes(0, 4096 * 3 * 256 * 2, 3);
     const uint64_t floats = world_->AddBytes(0, 4096 * 3 * 256 * 4, 4);
     for (size_t rank = 0; rank < 3; ++rank) {
@@ -149,8 +149,8 @@ class NarrowColumns : public TransferContract {
   }
 };
 
-// One tensor of 24 MiB, in rows, for two ranks: long enough to be stopped, also when
-// 16 MiB are read ahead.
+// One tensor of 24 MiB, in rows, for two ranks: long enough to be stopped, even with 16 MiB of
+// prefetches.
 class LongTransfer : public TransferContract {
  protected:
   void SetUp() override {

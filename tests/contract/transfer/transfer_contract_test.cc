@@ -1,5 +1,4 @@
-// The contract on both forms: memory of peers that is mapped here, and frames that
-// are placed over there.
+// The contract on both forms: mapped memory of peers, and frames that the other rank places.
 #include "tests/contract/transfer/transfer_contract.h"
 
 #include <fcntl.h>
@@ -20,7 +19,7 @@ namespace {
 constexpr char kSecret[] = "0123456789abcdef0123456789abcdef";
 constexpr std::chrono::seconds kPatience{10};
 
-// Each rank has host memory of its own; the reader maps it through its socket.
+// Each rank has host memory of its own. The reader maps it through the rank's socket.
 class MappedPeers final : public ReachedRanks {
  public:
   explicit MappedPeers(World& world) : world_(world) {
@@ -70,7 +69,7 @@ class MappedPeers final : public ReachedRanks {
     peer.socket->SetSecret(kSecret);
     if (bytes == 0) return peer;
     peer.slab = peer.memory->Allocate(bytes, AttachMode::kShared).value();
-    // What was there before is not zero.
+    // The memory holds other bytes than zeros before the transfer.
     for (const auto& segment : peer.slab->view().segments) {
       std::fill(segment.begin(), segment.end(), std::byte{0xee});
     }
@@ -83,7 +82,7 @@ class MappedPeers final : public ReachedRanks {
   std::vector<Peer> peers_;
 };
 
-// Frames are checked and placed by the rank itself, into its own memory.
+// Each rank checks the frames and places them into its own memory.
 class StreamedFrames final : public ReachedRanks {
  public:
   StreamedFrames(World& world, bool digests) : world_(world) {
@@ -120,9 +119,9 @@ std::vector<TransferForm> Forms() {
            }}};
 }
 
-// What makes items longer than a direct read may be, none of it aligned in the file: a cast
-// that narrows, for two ranks; columns dealt out to three, and a few far apart for one; and a
-// cast to the end of the file.
+// Items that are longer than one direct read, not aligned in the file: a cast that narrows, for
+// two ranks; columns shared by three ranks, and a few distant ones for one; and a cast up to the
+// end of the file.
 class LongItems : public TransferContract {
  protected:
   void SetUp() override {
@@ -150,7 +149,7 @@ class LongItems : public TransferContract {
     const UniqueFd fd(::open(world_->index.files[0].path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
     return fd.valid() && DirectReads::Create(1, 4096) != nullptr;
   }
-  // What is written, but not on disk, stays in it.
+  // Bytes that are not yet on disk stay in the page cache.
   void DropFromPageCache() const {
     const UniqueFd fd(::open(world_->index.files[0].path.c_str(), O_RDONLY | O_CLOEXEC));
     ASSERT_EQ(::fsync(fd.get()), 0);
@@ -174,10 +173,12 @@ TEST_P(LongItems, AreInTheirPlacesWithDigests) {
 TEST_P(LongItems, AreReadPastThePageCacheWherePossible) {
   if (!MayBeReadDirectly()) GTEST_SKIP() << "no O_DIRECT, or no io_uring";
   DropFromPageCache();
-  if (GetParam().way == IoMode::kAuto && IsCached()) GTEST_SKIP() << "it stays in the page cache";
+  if (GetParam().io_mode == IoMode::kAuto && IsCached()) {
+    GTEST_SKIP() << "it stays in the page cache";
+  }
   ASSERT_OK(Run());
-  const IoMode way = GetParam().way;
-  const bool direct = way == IoMode::kDirect || way == IoMode::kAuto;
+  const IoMode io_mode = GetParam().io_mode;
+  const bool direct = io_mode == IoMode::kDirect || io_mode == IoMode::kAuto;
   EXPECT_EQ(progress_->storage_bytes.load(), world_->NeededBytes());
   EXPECT_EQ(progress_->direct_bytes.load(), direct ? world_->NeededBytes() : 0);
 }

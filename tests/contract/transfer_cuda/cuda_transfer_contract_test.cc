@@ -1,6 +1,5 @@
-// The transfer's contract into device memory, by the fake driver: slabs of peers that
-// the reader imports, with kernels and without, and frames that a rank stages for its
-// own GPU.
+// The transfer contract for device memory, by the fake driver: slabs of peers that the reader
+// imports, with kernels and without, and frames that a rank stages for its own GPU.
 #include <stdlib.h>
 
 #include "server/comm/host/host_peer_memory.h"
@@ -19,14 +18,14 @@ constexpr char kSecret[] = "0123456789abcdef0123456789abcdef";
 constexpr std::chrono::seconds kPatience{10};
 constexpr size_t kGpus = 2;
 
-// Three slots: they are waited for often.
+// Three slots, so that threads often wait for one.
 std::unique_ptr<CudaMemory> MemoryOn(size_t gpu, bool kernels) {
   CudaMemoryOptions options = {.budget_bytes = 512 << 20, .staging_bytes = 12 << 20};
   if (kernels) options.kernels = TestKernels();
   return CudaMemory::Create(TestGpu(gpu), options).value();
 }
 
-// Memory of each rank, on the GPUs by turns; null slab: the rank gets nothing.
+// A rank's memory. The ranks use the GPUs in turn. Null slab: the rank gets nothing.
 struct RankOnGpu {
   std::unique_ptr<CudaMemory> memory;
   std::unique_ptr<Slab> slab;
@@ -39,7 +38,7 @@ struct RankOnGpu {
   SlabView view() const { return slab == nullptr ? SlabView() : slab->view(); }
 };
 
-// The reader, a daemon with a GPU of its own, imports the others' slabs.
+// The reader is a daemon with a GPU of its own. It imports the others' slabs.
 class ImportedPeers final : public ReachedRanks {
  public:
   ImportedPeers(World& world, bool kernels) : world_(world), own_(MemoryOn(0, kernels)) {
@@ -90,7 +89,7 @@ class ImportedPeers final : public ReachedRanks {
   std::vector<std::unique_ptr<PeerSocket>> sockets_;
 };
 
-// Frames that a rank checks and places in its GPU's memory itself.
+// Each rank checks the frames and places them in its GPU's memory.
 class FramesToGpus final : public ReachedRanks {
  public:
   FramesToGpus(World& world, bool digests) : world_(world) {
@@ -130,7 +129,7 @@ std::vector<TransferForm> Forms() {
            }}};
 }
 
-// A ckptd without kernels, or a GPU that it has none for.
+// A ckptd that has no kernels, or none for this GPU.
 std::vector<TransferForm> ByProcessor() {
   return {{"PeersWithoutKernels",
            [](World& world, bool) { return std::make_unique<ImportedPeers>(world, false); }}};

@@ -1,5 +1,5 @@
-// A daemon that holds one made-up shard: both services on Unix sockets in a
-// temporary folder, and the fd socket. Tests bend its answers before they call.
+// A fake daemon with one shard: both services on Unix sockets in a temporary folder, and the fd
+// socket. Tests change its answers before they call.
 #ifndef CKPTD_TESTS_UNIT_CLIENT_FAKE_DAEMON_H_
 #define CKPTD_TESTS_UNIT_CLIENT_FAKE_DAEMON_H_
 
@@ -37,17 +37,17 @@ inline grpc::Status DaemonError(grpc::StatusCode code, const std::string& reason
   return {code, message, status.SerializeAsString()};
 }
 
-// What a test may bend. Set before the first call.
+// Answers that a test may change before the first call.
 struct FakeAnswers {
   v1::LoadCheckpointResponse load;
   std::vector<v1::Checkpoint> watch;                            // sent one after the other
   std::function<void(grpc::ServerContext*)> before_watch_ends;  // may block
   grpc::Status watch_error = grpc::Status::OK;
   std::vector<v1::Checkpoint> list;
-  std::vector<v1::Checkpoint> get;        // one after the other; in the end an ACTIVE one
-  grpc::Status error = grpc::Status::OK;  // of every call, when not OK
-  bool cancelled = false;                 // what unloading says of the load
-  int lose_loads = 0;                     // that many loads end as UNAVAILABLE
+  std::vector<v1::Checkpoint> get;        // one after the other; the last answer is an ACTIVE one
+  grpc::Status error = grpc::Status::OK;  // of every call, unless OK
+  bool cancelled = false;                 // what unloading reports
+  int lose_loads = 0;                     // this many loads fail with UNAVAILABLE
   v1::VerifyCheckpointResponse verify;
   v1::InspectCheckpointResponse inspect;
   v1::PlanLoadResponse plan;
@@ -66,7 +66,7 @@ class FakeDaemon : public v1::CheckpointService::Service, public v1::AdminServic
 
   FakeAnswers answers;
   std::vector<UniqueFd> segments;  // handed out on the fd socket
-  // What came last.
+  // The latest requests.
   v1::InspectCheckpointRequest last_inspect;
   v1::PlanLoadRequest last_plan;
   v1::LoadCheckpointRequest last_load;
@@ -112,7 +112,7 @@ class FakeDaemon : public v1::CheckpointService::Service, public v1::AdminServic
     return out;
   }
 
-  // The bytes of the shard: 16 floats, 100 bytes, nothing.
+  // The bytes of the shard: 16 floats, 100 bytes, an empty tensor.
   static std::string SlabBytes() {
     std::string bytes(8192, '\0');
     for (size_t i = 0; i < 64; ++i) bytes[i] = static_cast<char>(i + 1);
@@ -207,7 +207,7 @@ class FakeDaemon : public v1::CheckpointService::Service, public v1::AdminServic
     }
     return answers.error;
   }
-  // One checkpoint a page.
+  // One checkpoint per page.
   grpc::Status ListCheckpoints(grpc::ServerContext*, const v1::ListCheckpointsRequest* request,
                                v1::ListCheckpointsResponse* response) override {
     const int at = request->page_token().empty() ? 0 : std::stoi(request->page_token());

@@ -1,4 +1,4 @@
-// The fd socket of a daemon that never was: tests say what it answers.
+// A fake fd socket, whose answers tests choose.
 #ifndef CKPTD_TESTS_UNIT_CLIENT_FAKE_FD_SOCKET_H_
 #define CKPTD_TESTS_UNIT_CLIENT_FAKE_FD_SOCKET_H_
 
@@ -34,8 +34,8 @@ inline UniqueFd MemoryOf(const std::string& bytes, bool writable = false) {
   return writable ? std::move(fd) : UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
 }
 
-// The fd socket: answers each connection by `answer` on a thread of its own, and
-// counts the connections that clients have closed.
+// Answers each connection with `answer` on a thread of its own, and counts the connections that
+// clients have closed.
 class FakeFdSocket {
  public:
   using Answer = std::function<void(int socket)>;
@@ -66,7 +66,7 @@ class FakeFdSocket {
   }
   static void Send(int socket, const std::string& bytes, const std::vector<int>& fds = {}) {
     const absl::Status sent = SendWithFds(socket, std::as_bytes(std::span(bytes)), fds, Soon());
-    // A client that gave up meanwhile is no failure of this side.
+    // A client may have closed its side meanwhile.
     EXPECT_TRUE(sent.ok() || absl::IsUnavailable(sent)) << sent;
   }
   // True when `count` connections have ended in time.
@@ -91,7 +91,7 @@ class FakeFdSocket {
   void Serve(UniqueFd socket) {
     const auto token = RecvExactly(socket.get(), 32, 0, Soon());
     if (token.ok() && answer_) answer_(socket.get());
-    // A client sends nothing more: what comes is its end.
+    // A client sends nothing more, so this waits for its end.
     RecvWithFds(socket.get(), 1, 0, Soon()).status().IgnoreError();
     MutexLock lock(mutex_);
     ++ended_;
@@ -103,7 +103,7 @@ class FakeFdSocket {
   Answer answer_;
   std::atomic<bool> stop_ = false;
   std::thread acceptor_;
-  std::vector<std::thread> threads_;  // of the acceptor until it is joined
+  std::vector<std::thread> threads_;  // and the acceptor's, until it is joined
   Mutex mutex_;
   CondVar changed_;
   int ended_ ABSL_GUARDED_BY(mutex_) = 0;

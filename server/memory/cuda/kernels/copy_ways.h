@@ -1,4 +1,6 @@
-// How units are copied, and what one thread does with a tile. For GPUs and the host.
+// The ways in which units are copied, and what one thread does with a tile. A way is a number that
+// says how long a unit is, whether its source is aligned, and what it is cast to. Used on GPUs and
+// on the host.
 #ifndef CKPTD_SERVER_MEMORY_CUDA_KERNELS_COPY_WAYS_H_
 #define CKPTD_SERVER_MEMORY_CUDA_KERNELS_COPY_WAYS_H_
 
@@ -11,26 +13,26 @@
 
 namespace ckptd::kernels {
 
-// CopyTask::way: 0 to 4 for bytes as they are, in units of 1 << way; 5 to 7 for units of 4, 8
-// and 16 bytes; from kFirstCast on, casts. Targets of units are aligned to their size, and so
-// are sources, but those called astray, which lie at any address.
-inline constexpr uint32_t kFirstAstray = 5;
+// Values of CopyTask::way. 0 to 4: uncast units of 1 << way bytes. 5 to 7: uncast units of 4, 8
+// and 16 bytes whose sources are unaligned. From kFirstCast on: casts. Targets of units are
+// aligned to their size, and so are sources that are not called unaligned.
+inline constexpr uint32_t kFirstUnaligned = 5;
 inline constexpr uint32_t kFirstCast = 8;
 
-// What is a unit of a cast.
+// How many elements a unit of a cast has.
 enum class Elements : uint32_t {
-  kAstray,  // one
+  kUnaligned,  // one
   kSingle,
   kWide,    // WideElements of them
   kWidest,  // twice as many
-  kWidestAstray,
+  kWidestUnaligned,
 };
 inline constexpr uint32_t kElements = 5;
 inline constexpr uint32_t kWays = kFirstCast + kFloats * kFloats * kElements;
 
-// Of units of 1 << log bytes; log is at least 2 for what is astray.
-CKPTD_HOST_DEVICE constexpr uint32_t VerbatimWay(uint32_t log, bool astray) {
-  return astray ? kFirstAstray + log - 2 : log;
+// Units of 1 << log bytes. `log` is at least 2 if the source is unaligned.
+CKPTD_HOST_DEVICE constexpr uint32_t VerbatimWay(uint32_t log, bool unaligned) {
+  return unaligned ? kFirstUnaligned + log - 2 : log;
 }
 
 CKPTD_HOST_DEVICE constexpr uint32_t CastWay(Float from, Float to, Elements elements) {
@@ -38,38 +40,39 @@ CKPTD_HOST_DEVICE constexpr uint32_t CastWay(Float from, Float to, Elements elem
   return kFirstCast + pair * kElements + static_cast<uint32_t>(elements);
 }
 
-// Elements of a wide unit: 8 bytes on the wider side, so that tensors which begin at
-// any multiple of 8 in their file, as is usual, qualify. Twice that is what memory likes best.
+// Elements of a wide unit: 8 bytes on the wider side, so that tensors at any multiple of 8 in
+// their file, which is usual, qualify. Twice that is fastest.
 CKPTD_HOST_DEVICE constexpr uint32_t WideElements(Float from, Float to) {
   return 8 / (SizeOf(from) > SizeOf(to) ? SizeOf(from) : SizeOf(to));
 }
 
-// Units that a thread takes of a tile. So much is under way at a time that memory is kept busy;
-// twice the words of what is astray would take registers from all other ways.
-CKPTD_HOST_DEVICE constexpr uint32_t PerThread(uint32_t bytes, bool astray) {
-  return (bytes == 16 ? kWidestPerThread : kMaxPerThread) / (astray ? 2 : 1);
+// Units that a thread takes of a tile: enough bytes in flight to keep memory busy. Unaligned
+// sources need two loads per unit, so they take half as many: more would take registers from all
+// other ways.
+CKPTD_HOST_DEVICE constexpr uint32_t PerThread(uint32_t bytes, bool unaligned) {
+  return (bytes == 16 ? kWidestPerThread : kMaxPerThread) / (unaligned ? 2 : 1);
 }
 
-// Ways as types, in agreement with ShapeOf. A thread loads all its units of a tile before
-// it stores the first one, to hide the latency of memory.
-template <typename From, bool kAstray>
-using SourceOf = std::conditional_t<kAstray, Astray<From>, Straight<From>>;
+// The ways as types; they agree with ShapeOf. A thread loads all its units of a tile before it
+// stores the first one, to hide the latency of memory.
+template <typename From, bool kUnaligned>
+using SourceOf = std::conditional_t<kUnaligned, Unaligned<From>, Aligned<From>>;
 
-template <uint32_t kBytes, bool kAstray = false>
+template <uint32_t kBytes, bool kUnaligned = false>
 struct Verbatim {
   using From = typename RawOf<kBytes>::Type;
   using To = From;
-  using Source = SourceOf<From, kAstray>;
-  static constexpr uint32_t kPerThread = PerThread(kBytes, kAstray);
+  using Source = SourceOf<From, kUnaligned>;
+  static constexpr uint32_t kPerThread = PerThread(kBytes, kUnaligned);
   CKPTD_HOST_DEVICE static To Convert(From from) { return from; }
 };
 
-template <Float kFrom, Float kTo, uint32_t kCount, bool kAstray = false>
+template <Float kFrom, Float kTo, uint32_t kCount, bool kUnaligned = false>
 struct Casting {
   using From = typename RawOf<kCount * SizeOf(kFrom)>::Type;
   using To = typename RawOf<kCount * SizeOf(kTo)>::Type;
-  using Source = SourceOf<From, kAstray>;
-  static constexpr uint32_t kPerThread = PerThread(sizeof(From), kAstray);
+  using Source = SourceOf<From, kUnaligned>;
+  static constexpr uint32_t kPerThread = PerThread(sizeof(From), kUnaligned);
   CKPTD_HOST_DEVICE static To Convert(From from) {
     To to = 0;
     for (uint32_t i = 0; i < kCount; ++i) {
@@ -81,14 +84,14 @@ struct Casting {
   }
 };
 
-// Two wide units in one.
-template <Float kFrom, Float kTo, bool kAstray>
+// Two wide units as one.
+template <Float kFrom, Float kTo, bool kUnaligned>
 struct CastingPairs {
   using Wide = Casting<kFrom, kTo, WideElements(kFrom, kTo)>;
   using From = typename RawOf<2 * sizeof(typename Wide::From)>::Type;
   using To = typename RawOf<2 * sizeof(typename Wide::To)>::Type;
-  using Source = SourceOf<From, kAstray>;
-  static constexpr uint32_t kPerThread = PerThread(sizeof(From), kAstray);
+  using Source = SourceOf<From, kUnaligned>;
+  static constexpr uint32_t kPerThread = PerThread(sizeof(From), kUnaligned);
   template <typename Unit>
   struct Pair {
     Unit first;
@@ -101,27 +104,27 @@ struct CastingPairs {
   }
 };
 
-// Bytes of a unit and how many a thread takes; `way` is a valid one.
+// The unit's bytes, and how many units a thread takes. `way` must be valid.
 CKPTD_HOST_DEVICE inline UnitShape ShapeOf(uint32_t way) {
   if (way < kFirstCast) {
-    const bool astray = way >= kFirstAstray;
-    const uint32_t bytes = 1u << (astray ? way - kFirstAstray + 2 : way);
-    return {bytes, bytes, PerThread(bytes, astray)};
+    const bool unaligned = way >= kFirstUnaligned;
+    const uint32_t bytes = 1u << (unaligned ? way - kFirstUnaligned + 2 : way);
+    return {bytes, bytes, PerThread(bytes, unaligned)};
   }
   const uint32_t pair = (way - kFirstCast) / kElements;
   const auto from = static_cast<Float>(pair / kFloats);
   const auto to = static_cast<Float>(pair % kFloats);
   const auto unit = static_cast<Elements>((way - kFirstCast) % kElements);
-  const bool astray = unit == Elements::kAstray || unit == Elements::kWidestAstray;
+  const bool unaligned = unit == Elements::kUnaligned || unit == Elements::kWidestUnaligned;
   const uint32_t wide = WideElements(from, to);
   const uint32_t elements = unit >= Elements::kWidest ? 2 * wide
                             : unit == Elements::kWide ? wide
                                                       : 1;
   const uint32_t bytes = elements * SizeOf(from);
-  return {bytes, elements * SizeOf(to), PerThread(bytes, astray)};
+  return {bytes, elements * SizeOf(to), PerThread(bytes, unaligned)};
 }
 
-// Calls `visit` with the way as a type: visit(Verbatim<4>()). Nothing for an unknown one.
+// Calls `visit` with the way as a type: visit(Verbatim<4>()). Does nothing for an unknown way.
 template <typename Visit>
 CKPTD_HOST_DEVICE inline void VisitVerbatim(uint32_t way, const Visit& visit) {
   switch (way) {
@@ -149,7 +152,7 @@ CKPTD_HOST_DEVICE inline void VisitVerbatim(uint32_t way, const Visit& visit) {
 template <Float kFrom, Float kTo, typename Visit>
 CKPTD_HOST_DEVICE inline void VisitElements(Elements elements, const Visit& visit) {
   switch (elements) {
-    case Elements::kAstray:
+    case Elements::kUnaligned:
       return visit(Casting<kFrom, kTo, 1, true>());
     case Elements::kSingle:
       return visit(Casting<kFrom, kTo, 1>());
@@ -157,7 +160,7 @@ CKPTD_HOST_DEVICE inline void VisitElements(Elements elements, const Visit& visi
       return visit(Casting<kFrom, kTo, WideElements(kFrom, kTo)>());
     case Elements::kWidest:
       return visit(CastingPairs<kFrom, kTo, false>());
-    case Elements::kWidestAstray:
+    case Elements::kWidestUnaligned:
       return visit(CastingPairs<kFrom, kTo, true>());
   }
 }
@@ -228,8 +231,8 @@ struct CopyUnits {
   }
 };
 
-// Where the units lie that thread `thread` < kThreads takes of a tile: once per kernel,
-// outside the switch over ways, which would repeat it.
+// Finds the units of a tile that thread `thread` < kThreads takes. Each kernel calls this once,
+// outside the switch over ways, because the switch would repeat the code.
 CKPTD_HOST_DEVICE inline void FindPlaces(const CopyTask& task, const Tile& tile, uint32_t thread,
                                          Place (&places)[kMaxPerThread]) {
   CKPTD_UNROLL

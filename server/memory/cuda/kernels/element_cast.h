@@ -1,6 +1,6 @@
-// Casts of one element between F16, BF16, F32 and F64, on bits: the same results as
-// server/transfer/cast.h, NaN bits included, on GPUs and on the host. Conversion
-// instructions are used for numbers only, since GPUs have other NaNs than processors.
+// Casts of one element between F16, BF16, F32 and F64, on bits, for GPUs and the host. The
+// results equal those of server/transfer/cast.h, NaN bits included. Conversion instructions are
+// used for numbers only, because GPUs make other NaNs than processors.
 #ifndef CKPTD_SERVER_MEMORY_CUDA_KERNELS_ELEMENT_CAST_H_
 #define CKPTD_SERVER_MEMORY_CUDA_KERNELS_ELEMENT_CAST_H_
 
@@ -31,7 +31,7 @@ CKPTD_HOST_DEVICE inline To SameBits(From from) {
   return to;
 }
 
-// To F32, through which every cast goes.
+// Casts to F32. Every cast goes through F32.
 CKPTD_HOST_DEVICE inline uint32_t HalfToSingle(uint32_t half) {
   const uint32_t sign = (half & 0x8000u) << 16;
   const uint32_t magnitude = half & 0x7fffu;
@@ -59,7 +59,7 @@ CKPTD_HOST_DEVICE inline uint32_t DoubleToSingle(uint64_t bits) {
   return SameBits<uint32_t>(static_cast<float>(SameBits<double>(bits)));
 }
 
-// From F32.
+// Casts from F32.
 CKPTD_HOST_DEVICE inline uint16_t SingleToHalf(uint32_t bits) {
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
@@ -75,8 +75,8 @@ CKPTD_HOST_DEVICE inline uint16_t SingleToHalf(uint32_t bits) {
   if (magnitude >= 0x477ff000u) {  // 65520 and up
     half = 0x7c00u;
   } else if (magnitude < 0x38800000u) {
-    // Below 2^-14. The floats from 0.5 on lie 2^-24 apart, as subnormal halves do: the
-    // addition rounds to them.
+    // Below 2^-14. Floats in [0.5, 1) are 2^-24 apart, like subnormal halves, so the addition
+    // rounds.
     half = SameBits<uint32_t>(SameBits<float>(magnitude) + 0.5f) - SameBits<uint32_t>(0.5f);
   } else {
     half = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;

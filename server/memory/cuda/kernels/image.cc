@@ -1,7 +1,7 @@
 #include "server/memory/cuda/kernels/image.h"
 
 #if defined(CKPTD_HAS_KERNELS)
-// Made by image.S around the fat binary.
+// image.S defines these around the fat binary.
 extern "C" const std::byte ckptd_kernel_image[];      // NOLINT(modernize-avoid-c-arrays)
 extern "C" const std::byte ckptd_kernel_image_end[];  // NOLINT(modernize-avoid-c-arrays)
 #endif

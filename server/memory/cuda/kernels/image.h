@@ -1,4 +1,4 @@
-// The machine code of the kernels, as the build put it into this binary.
+// The machine code of the kernels that the build put into this binary.
 #ifndef CKPTD_SERVER_MEMORY_CUDA_KERNELS_IMAGE_H_
 #define CKPTD_SERVER_MEMORY_CUDA_KERNELS_IMAGE_H_
 
@@ -7,8 +7,8 @@
 
 namespace ckptd::kernels {
 
-// A fat binary for cuModuleLoadData; lives as long as the program. Empty when ckptd was
-// built without nvcc.
+// A fat binary for cuModuleLoadData, valid for the life of the program. Empty if ckptd was built
+// without nvcc.
 std::span<const std::byte> KernelImage();
 
 }  // namespace ckptd::kernels

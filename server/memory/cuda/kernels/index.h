@@ -1,10 +1,9 @@
-// Where each part of a strided copy lies: the one index calculation, for GPUs and for
-// the host. Compiled by nvcc and by the C++ compiler; plain values, no allocation.
+// Where each part of a strided copy lies: the one index calculation, compiled by nvcc and by the
+// C++ compiler. Plain values, no allocation.
 //
-// A copy is a row of runs. It moves in units: 1 to 16 bytes as they are, or a few
-// elements that are cast. Units are numbered run after run in the order of the source,
-// so that a stretch of the source is a stretch of units. Blocks of threads take tiles,
-// stretches of equal length.
+// A copy is a row of runs. It moves in units: 1 to 16 uncast bytes, or a few elements that are
+// cast. Units are numbered run after run in the order of the source, so that a range of the
+// source is a range of units. Blocks of threads take tiles, ranges of equal length.
 #ifndef CKPTD_SERVER_MEMORY_CUDA_KERNELS_INDEX_H_
 #define CKPTD_SERVER_MEMORY_CUDA_KERNELS_INDEX_H_
 
@@ -23,13 +22,13 @@
 namespace ckptd::kernels {
 
 inline constexpr uint32_t kMaxDims = 8;
-inline constexpr uint32_t kThreads = 256;     // of a block
-inline constexpr uint32_t kMaxPerThread = 8;  // units of a tile that one thread takes
-inline constexpr uint32_t kWidestPerThread = 4;  // of 16 bytes
+inline constexpr uint32_t kThreads = 256;        // per block
+inline constexpr uint32_t kMaxPerThread = 8;     // units of a tile that one thread takes
+inline constexpr uint32_t kWidestPerThread = 4;  // for units of 16 bytes
 inline constexpr uint32_t kMaxTileUnits = kThreads * kMaxPerThread;
 
-// Addresses wrap: unit 0 may lie before the memory that [first, last) touches. Strides
-// are bytes, outermost first, and never shorter than what they step over.
+// Addresses wrap: unit 0 may lie before the memory of units [first, last). Strides are bytes,
+// outermost first. A stride is never shorter than what it steps over.
 struct CopyTask {
   uint64_t source;  // address of unit 0
   uint64_t target;
@@ -43,7 +42,7 @@ struct CopyTask {
   uint64_t target_stride[kMaxDims];
 };
 
-// What follows from a way.
+// What follows from the way.
 struct UnitShape {
   uint32_t source_bytes;  // of one unit
   uint32_t target_bytes;
@@ -52,10 +51,10 @@ struct UnitShape {
   CKPTD_HOST_DEVICE uint32_t tile_units() const { return kThreads * per_thread; }
 };
 
-// A tile: where its first unit lies, and that unit's place in each loop.
+// A tile: where its first unit lies, and that unit's index in each loop.
 struct Tile {
   UnitShape shape;
-  uint32_t units;  // 0 behind the end of the task
+  uint32_t units;  // 0 past the end of the task
   uint64_t source;
   uint64_t target;
   uint64_t in_run;
@@ -67,7 +66,7 @@ struct Place {
   uint64_t target;
 };
 
-// 64-bit divisions, but once per tile.
+// 64-bit divisions, but only once per tile.
 CKPTD_HOST_DEVICE inline void StartTile(const CopyTask& task, UnitShape shape, uint64_t number,
                                         Tile& tile) {
   const uint64_t first = task.first + number * shape.tile_units();
@@ -87,8 +86,8 @@ CKPTD_HOST_DEVICE inline void StartTile(const CopyTask& task, UnitShape shape, u
   }
 }
 
-// value / by, for value < by + kMaxTileUnits; leaves the remainder in `value`. Never a
-// 64-bit division: by a larger number the quotient is 0 or 1.
+// value / by, for value < by + kMaxTileUnits. Leaves the remainder in `value`. Avoids a 64-bit
+// division: for a large `by` the quotient is 0 or 1.
 CKPTD_HOST_DEVICE inline uint32_t DivideNear(uint64_t& value, uint64_t by) {
   if (value < by) return 0;
   if (by > kMaxTileUnits) {
@@ -101,11 +100,12 @@ CKPTD_HOST_DEVICE inline uint32_t DivideNear(uint64_t& value, uint64_t by) {
   return quotient;
 }
 
-// Of the tile's unit `k` < kMaxTileUnits: from the first one, carrying over the loops.
+// The place of the tile's unit `k` < kMaxTileUnits, counted from the first unit with carries over
+// the loops.
 CKPTD_HOST_DEVICE inline Place PlaceOf(const CopyTask& task, const Tile& tile, uint32_t k) {
   uint64_t in_run = tile.in_run + k;
   uint32_t carry = DivideNear(in_run, task.run);
-  // Differences may be negative; they wrap, as addresses do.
+  // Differences may be negative. They wrap, as addresses do.
   Place place;
   place.source = tile.source + (in_run - tile.in_run) * tile.shape.source_bytes;
   place.target = tile.target + (in_run - tile.in_run) * tile.shape.target_bytes;
@@ -119,15 +119,15 @@ CKPTD_HOST_DEVICE inline Place PlaceOf(const CopyTask& task, const Tile& tile, u
   return place;
 }
 
-// Many tasks for one launch. The tiles of all of them are numbered through: task i has
-// those from first_tile[i] on.
+// Many tasks for one launch. Tiles are numbered across all tasks: task i has those from
+// first_tile[i] on.
 struct TaskTable {
   const CopyTask* tasks;
   const uint32_t* first_tile;
   uint32_t count;  // > 0
 };
 
-// The task that a tile belongs to: the last one that begins no later.
+// The task that a tile belongs to: the last one that does not begin after it.
 CKPTD_HOST_DEVICE inline uint32_t TaskOfTile(const TaskTable& table, uint32_t tile) {
   uint32_t low = 0;
   uint32_t high = table.count;

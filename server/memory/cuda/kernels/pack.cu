@@ -1,4 +1,4 @@
-// The kernels. What they compute is in the headers, which twins.cc compiles for the host.
+// The kernels. Their code is in the headers, which twins.cc compiles for the host.
 #include "server/memory/cuda/kernels/params.h"
 
 namespace ckptd::kernels {
@@ -12,8 +12,8 @@ __device__ void RunBlock(const typename Kernel::Params& params) {
   Kernel::Run(params, work, threadIdx.x);
 }
 
-// Blocks that a multiprocessor holds at once, at least: 768 threads with 64 bytes under
-// way each keep any memory of today busy. A fourth would make newer compilers spill.
+// Minimum blocks per multiprocessor: 768 threads with 64 bytes in flight each keep today's GPU
+// memory busy. A fourth block would make newer compilers spill registers.
 constexpr int kBlocks = 3;
 
 }  // namespace

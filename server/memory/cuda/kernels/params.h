@@ -1,4 +1,4 @@
-// Parameters of the kernels, one struct by value each, and what a block of each does.
+// Parameters of the kernels (one struct by value each), and what a block of each kernel does.
 #ifndef CKPTD_SERVER_MEMORY_CUDA_KERNELS_PARAMS_H_
 #define CKPTD_SERVER_MEMORY_CUDA_KERNELS_PARAMS_H_
 
@@ -6,24 +6,24 @@
 
 namespace ckptd::kernels {
 
-// Of ckptd_pack (verbatim ways) and ckptd_cast (casts).
+// For ckptd_pack (uncast) and ckptd_cast.
 struct TaskParams {
   CopyTask task;
 };
 
-// Of ckptd_batch (any way). The table lies in memory that the GPU reads.
+// For ckptd_batch (any way). The GPU must be able to read the table.
 struct BatchParams {
   TaskTable table;
 };
 
-// What the threads of a block share.
+// Shared by the threads of a block.
 struct BlockWork {
   Tile tile;
-  uint32_t task;  // in the table
+  uint32_t task;  // index in the table
 };
 
-// Each kernel begins with one thread, which says what the block does, and goes on with
-// all of them. A way that the kernel does not know copies nothing.
+// Each kernel begins with one thread, which finds the block's work, and continues with all of
+// them. A way that the kernel does not know copies nothing.
 struct Pack {
   using Params = TaskParams;
   CKPTD_HOST_DEVICE static void Begin(const Params& params, uint32_t block, BlockWork& work) {

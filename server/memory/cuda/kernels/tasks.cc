@@ -49,14 +49,13 @@ struct CastPair {
   Float to = Float::kF32;
 };
 
-// One element on both sides: 1 byte where nothing is cast.
+// Bytes of one element on both sides. 1 if nothing is cast.
 struct Element {
   uint64_t source = 1;
   uint64_t target = 1;
 };
 
-// Span of `count` steps of `stride` over something `span` long; false when steps overlap
-// or numbers overflow.
+// Grows `span` to `count` steps of `stride`. False if steps overlap or numbers overflow.
 bool GrowSpan(uint64_t count, uint64_t stride, uint64_t& span) {
   uint64_t steps = 0;
   return (count == 1 || stride >= span) && !__builtin_mul_overflow(count - 1, stride, &steps) &&
@@ -66,7 +65,7 @@ bool GrowSpan(uint64_t count, uint64_t stride, uint64_t& span) {
 absl::Status Check(const BlockCopy& copy, const Element& element) {
   if (copy.dims > kMaxDims) return Malformed(copy, "has too many loops");
   if (copy.run_bytes == 0 || copy.run_bytes % element.source != 0) {
-    return Malformed(copy, "has runs of no whole number of elements");
+    return Malformed(copy, "has runs that are not whole elements");
   }
   uint64_t source_span = copy.run_bytes;
   uint64_t target_span = 0;
@@ -89,7 +88,7 @@ absl::Status Check(const BlockCopy& copy, const Element& element) {
     return Malformed(copy, "is longer than 64 bits count");
   }
   if (target_span > copy.room) return Malformed(copy, "leaves its tensor");
-  // Files may hold tensors at odd offsets, slabs never do.
+  // Tensors may have odd offsets in files, but never in slabs.
   if (copy.target % element.target != 0) return Malformed(copy, "casts to an odd address");
   return absl::OkStatus();
 }
@@ -100,7 +99,7 @@ uint64_t BytesBefore(const BlockCopy& copy, uint64_t position) {
   uint64_t rest = position - copy.begin;
   uint64_t runs = 0;
   for (uint32_t d = 0; d < copy.dims; ++d) {
-    // One step only may have any stride, 0 too.
+    // A loop of one step may have any stride, even 0.
     const uint64_t at =
         copy.count[d] == 1 ? 0 : std::min(rest / copy.source_stride[d], copy.count[d] - 1);
     rest -= at * copy.source_stride[d];
@@ -109,12 +108,12 @@ uint64_t BytesBefore(const BlockCopy& copy, uint64_t position) {
   return runs * copy.run_bytes + std::min(rest, copy.run_bytes);
 }
 
-// The largest power of two that divides all that is or-ed together; at most kWidestUnit.
+// The largest power of two that divides all numbers or-ed into `ored`, at most kWidestUnit.
 uint64_t CommonUnit(uint64_t ored) {
   return std::min(kWidestUnit, uint64_t{1} << std::min(std::countr_zero(ored), 63));
 }
 
-// What any number of runs begin with on either side is a multiple of these, or-ed.
+// Or-ed positions of all runs: the start of each run is a multiple of its lowest bit.
 struct Alignment {
   uint64_t source = 0;
   uint64_t target = 0;
@@ -122,7 +121,7 @@ struct Alignment {
 };
 
 Alignment AlignmentOf(const CopyTask& task) {
-  // A single run has no second one that could begin askew.
+  // With a single run, the run's length does not matter for alignment.
   Alignment all = {task.source, task.target, task.dims == 0 ? 0 : task.run};
   for (uint32_t d = 0; d < task.dims; ++d) {
     if (task.count[d] == 1) continue;
@@ -132,25 +131,25 @@ Alignment AlignmentOf(const CopyTask& task) {
   return all;
 }
 
-// How the middle of a copy is done, and what its ends are left to.
+// The way of a copy's middle, and of its ends.
 struct Units {
-  uint64_t elements = 1;  // of one unit; a power of two
+  uint64_t elements = 1;  // elements per unit; a power of two
   uint32_t way = 0;
-  uint32_t end_way = 0;  // of single elements
+  uint32_t end_way = 0;  // the way for single elements
 };
 
-// Reads that lie straight are left so from this width on: what is astray is read twice, and
-// no GPU has shown yet that it finds pinned memory in its cache the second time.
-constexpr uint64_t kStraightEnough = 8;
+// Aligned units of this width are not widened to unaligned ones. Unaligned sources are read
+// twice, and no GPU has yet been seen to find pinned memory in its cache the second time.
+constexpr uint64_t kAlignedEnough = 8;
 
-// Units grow beyond what sources are aligned to, never beyond what targets are: those of two
-// bytes and less are not worth it.
+// Units may be wider than the alignment of sources, but never than that of targets. Unaligned
+// units of two bytes and less are not worth it.
 Units VerbatimUnits(const Alignment& all) {
   const uint64_t unit = CommonUnit(all.target | all.run);
   const uint64_t straight = CommonUnit(unit | all.source);
-  const bool astray = straight < kStraightEnough && unit > straight && unit >= 4;
-  const uint64_t bytes = astray ? unit : straight;
-  return {bytes, VerbatimWay(static_cast<uint32_t>(std::countr_zero(bytes)), astray), 0};
+  const bool unaligned = straight < kAlignedEnough && unit > straight && unit >= 4;
+  const uint64_t bytes = unaligned ? unit : straight;
+  return {bytes, VerbatimWay(static_cast<uint32_t>(std::countr_zero(bytes)), unaligned), 0};
 }
 
 Units CastUnits(const Alignment& all, const CastPair& cast) {
@@ -158,21 +157,21 @@ Units CastUnits(const Alignment& all, const CastPair& cast) {
   const uint64_t from = kernels::SizeOf(cast.from);
   const uint64_t to = kernels::SizeOf(cast.to);
   const auto way = [&cast](Elements elements) { return CastWay(cast.from, cast.to, elements); };
-  const uint32_t single = way(all.source % from != 0 ? Elements::kAstray : Elements::kSingle);
+  const uint32_t single = way(all.source % from != 0 ? Elements::kUnaligned : Elements::kSingle);
   const auto fits = [&](uint64_t elements) {
     return all.target % (elements * to) == 0 && all.run % elements == 0;
   };
   const auto lies_straight = [&](uint64_t elements) { return all.source % (elements * from) == 0; };
   if (fits(2 * wide) && lies_straight(2 * wide)) return {2 * wide, way(Elements::kWidest), single};
   const bool straight = fits(wide) && lies_straight(wide);
-  if (fits(2 * wide) && !(straight && wide * from >= kStraightEnough)) {
-    return {2 * wide, way(Elements::kWidestAstray), single};
+  if (fits(2 * wide) && !(straight && wide * from >= kAlignedEnough)) {
+    return {2 * wide, way(Elements::kWidestUnaligned), single};
   }
   return straight ? Units{wide, way(Elements::kWide), single} : Units{1, single, single};
 }
 
 // Appends elements [first, last) of `task`, which counts in elements, as units of `unit`
-// elements, a divisor of both.
+// elements. `unit` divides both.
 void Append(const CopyTask& task, uint64_t first, uint64_t last, uint64_t unit, uint32_t way,
             std::vector<CopyTask>& tasks) {
   if (first == last) return;
@@ -180,11 +179,11 @@ void Append(const CopyTask& task, uint64_t first, uint64_t last, uint64_t unit, 
   added.way = way;
   added.first = first / unit;
   added.last = last / unit;
-  // Of a single run, only units before the last one are counted.
+  // In a single run, only units before the last one are counted.
   added.run = task.dims == 0 ? added.last : task.run / unit;
 }
 
-// Elements [begin, end): the widest units in the middle, what they leave at the ends.
+// Appends elements [begin, end): the widest units in the middle, single elements at the ends.
 void AppendAll(const CopyTask& task, uint64_t begin, uint64_t end, const Units& units,
                std::vector<CopyTask>& tasks) {
   const uint64_t unit = units.elements;
@@ -198,7 +197,7 @@ void AppendAll(const CopyTask& task, uint64_t begin, uint64_t end, const Units& 
 // The whole copy, in elements.
 CopyTask TaskOf(const SourceBlock& block, const BlockCopy& copy, const Element& element) {
   CopyTask task = {};
-  // Where its first byte would lie; wraps when that is before the block.
+  // Where the copy's first byte would lie. Wraps if that is before the block.
   task.source = block.address + (copy.begin - block.begin);
   task.target = copy.target;
   task.run = copy.run_bytes / element.source;
@@ -218,7 +217,7 @@ absl::Status AppendTasks(const SourceBlock& block, const BlockCopy& copy,
   if (copy.from != copy.to) {
     const auto from = FloatOf(copy.from);
     const auto to = FloatOf(copy.to);
-    if (!from || !to) return Malformed(copy, "casts what cannot be cast");
+    if (!from || !to) return Malformed(copy, "casts types that have no cast");
     cast = CastPair{*from, *to};
     element = {kernels::SizeOf(*from), kernels::SizeOf(*to)};
   }

@@ -1,5 +1,5 @@
-// The kernels on the host, for tests: what a fake driver runs instead of them, from the
-// same headers. Threads beyond a block's, or missing ones, do as on a GPU.
+// The kernels on the host, for tests. A fake driver runs them instead of GPU code, compiled from
+// the same headers. Surplus or missing threads behave as on a GPU.
 #include <cstddef>
 
 #include "server/memory/cuda/kernels/params.h"

@@ -1,4 +1,4 @@
-// Units as memory holds them, and how a thread loads and stores one. For GPUs and the host.
+// Units as they lie in memory, and how a thread loads and stores one. For GPUs and the host.
 #ifndef CKPTD_SERVER_MEMORY_CUDA_KERNELS_UNITS_H_
 #define CKPTD_SERVER_MEMORY_CUDA_KERNELS_UNITS_H_
 
@@ -37,13 +37,14 @@ struct RawOf<16> {
   using Type = Bytes16;
 };
 
-// A GPU faults where the processor does not.
+// A misaligned access faults on a GPU, so it must fail here as well.
 template <typename Raw>
 inline void TrapUnlessAligned(uint64_t address) {
   if (address % sizeof(Raw) != 0) __builtin_trap();
 }
 
-// Addresses become pointers here alone. On a GPU: global memory, not needed again soon.
+// Addresses become pointers only here. On a GPU: global memory, with a hint that it is not needed
+// again soon.
 template <typename Raw>
 CKPTD_HOST_DEVICE inline Raw Load(uint64_t address) {
 #if defined(__CUDA_ARCH__)
@@ -77,22 +78,22 @@ CKPTD_HOST_DEVICE inline void Store(uint64_t address, Raw raw) {
 
 // A unit whose address is a multiple of its size.
 template <typename Raw>
-struct Straight {
+struct Aligned {
   using Loaded = Raw;
   CKPTD_HOST_DEVICE static Loaded LoadAt(uint64_t address) { return Load<Raw>(address); }
   CKPTD_HOST_DEVICE static Raw UnitOf(const Loaded& loaded) { return loaded; }
 };
 
-// Of two words that follow each other in memory: the one that begins `bits` < 64 within.
+// The word that begins `bits` < 64 within two words that follow each other in memory.
 CKPTD_HOST_DEVICE inline uint64_t Funnel(uint64_t word, uint64_t next, uint32_t bits) {
   return (word >> bits) | ((next << 1) << (63 - bits));
 }
 
-// A unit at any address: the two straight ones that it lies in, each of which the next unit
-// of a run mostly needs too and finds in the cache. Both hold a byte of the unit, so no page
-// is touched but those it lies in; of one that lies straight they are the same.
+// A unit at any address. Loads the two aligned units that it spans; the next unit of a run mostly
+// needs the second one too, and finds it in the cache. Both hold a byte of the unit, so no other
+// page is touched. If the unit is aligned, both are the same.
 template <typename Raw>
-struct Astray {
+struct Unaligned {
   struct Loaded {
     Raw first;
     Raw second;

@@ -1,4 +1,4 @@
-// Runs ckptctl in-process, with captured streams and a still clock.
+// Runs ckptctl in-process, with captured streams and a fixed clock.
 #ifndef CKPTD_TESTS_UNIT_CLIENT_CLI_CLI_FIXTURE_H_
 #define CKPTD_TESTS_UNIT_CLIENT_CLI_CLI_FIXTURE_H_
 
@@ -26,7 +26,7 @@ struct Outcome {
 class Runner {
  public:
   Runner() {
-    // What the machine says must not decide about a test.
+    // The machine's own variables must not influence a test.
     for (const char* name : {"CKPTD_ADDRESS", "CKPTD_TIMEOUT", "CKPTD_OUTPUT", "CKPTD_JOB",
                              "CKPTD_RUN_DIR", "SLURM_JOB_ID", "SLURM_PROCID", "RANK",
                              "LOCAL_RANK"}) {
@@ -52,7 +52,7 @@ class Runner {
   CancelToken interrupt;
 };
 
-// A variable for the time of a test.
+// Sets a variable for the duration of a test.
 class ScopedVariable {
  public:
   ScopedVariable(const char* name, const std::string& value) : name_(name) {
@@ -70,7 +70,7 @@ inline void WriteFile(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
-// A safetensors file of this header and `bytes` bytes of data.
+// Writes a safetensors file with this header and `bytes` bytes of data.
 inline void WriteSafetensors(const std::string& path, std::string header, size_t bytes) {
   header.resize((header.size() + 7) / 8 * 8, ' ');
   std::string file;
@@ -80,7 +80,7 @@ inline void WriteSafetensors(const std::string& path, std::string header, size_t
   WriteFile(path, file + header + std::string(bytes, '\x01'));
 }
 
-// Three tensors of 160 + 48 + 8 bytes, one with a name that steers a terminal.
+// Three tensors of 160 + 48 + 8 bytes, one with a name that would control a terminal.
 inline void WriteTinyModel(const std::string& path) {
   WriteSafetensors(path,
                    R"({"__metadata__":{"format":"pt"},)"

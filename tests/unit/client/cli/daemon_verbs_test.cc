@@ -1,4 +1,4 @@
-// Verbs that talk to a daemon, here a made-up one.
+// Verbs that call a daemon, here a fake one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ class DaemonVerbs : public ::testing::Test {
     arguments.insert(arguments.end(), {"--address", daemon_.socket()});
     return run_(arguments);
   }
-  // A load that is under way, and the states a watch shows next.
+  // A load in progress, and the states that a watch shows next.
   void Loading(const std::vector<v1::Checkpoint>& watch) {
     *daemon_.answers.load.mutable_checkpoint() = FakeDaemon::MakeCheckpoint(kLoading);
     daemon_.answers.watch = watch;
@@ -175,7 +175,7 @@ TEST_F(DaemonVerbs, AllRanksNeedsAnAddressOfEachOfThem) {
   EXPECT_EQ(Run({"list", "--all-ranks", "--rank", "1"}).code, kExitUsage);
 }
 
-// The daemon is rank 2's of four, in a job's folder where there is no other.
+// The daemon belongs to rank 2 of four, and its job's folder has no other.
 class DaemonVerbsOnAHostOfSeveral : public DaemonVerbs {
  protected:
   DaemonVerbsOnAHostOfSeveral() {
@@ -201,7 +201,7 @@ TEST_F(DaemonVerbsOnAHostOfSeveral, AllRanksAreThoseWithASocketHereThoughRank0Is
   const Outcome outcome = OnAll({"list", "--output", "json"});
   EXPECT_EQ(outcome.code, kExitFine) << outcome.err;
   EXPECT_EQ(nlohmann::json::parse(outcome.out)["checkpoints"].size(), 1u);
-  EXPECT_EQ(outcome.err, "ckptctl: 3 of 4 ranks have their sockets on other hosts: call it there, too\n");
+  EXPECT_EQ(outcome.err, "ckptctl: 3 of 4 ranks have their sockets on other hosts: run this there, too\n");
 }
 
 TEST_F(DaemonVerbsOnAHostOfSeveral, DrainWaitsForThoseThatAnswerThoughOneDoesNot) {

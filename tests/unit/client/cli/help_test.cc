@@ -1,5 +1,5 @@
-// Help is part of the tool's contract: each text is compared with a file under
-// tests/golden/cli. After a wanted change, write them anew by
+// Help is part of the tool's interface: each text is compared with a file under tests/golden/cli.
+// After a wanted change, refresh the files with
 //   CKPTD_UPDATE_GOLDEN=1 build/bin/unit_cli --gtest_filter='*Golden*'
 // and read the difference.
 #include <gtest/gtest.h>

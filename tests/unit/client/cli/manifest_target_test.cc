@@ -1,4 +1,4 @@
-// Where `verify --write-manifest` writes, and what it leaves alone.
+// Where `verify --write-manifest` writes, and what it must not change.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -107,7 +107,7 @@ TEST_F(ManifestTarget, IsWrittenBesideUnderANameThatNobodyKnows) {
 }
 
 TEST_F(ManifestTarget, LeavesNothingBesideItWhenItCannotBeWritten) {
-  const Outcome outcome = Write(dir_ / std::string(300, 'm'));  // longer than a name may be
+  const Outcome outcome = Write(dir_ / std::string(300, 'm'));  // longer than a file name may be
   EXPECT_EQ(outcome.code, kExitFailed);
   EXPECT_EQ(Names(), std::set<std::string>{"model.safetensors"});
 }

@@ -77,8 +77,8 @@ TEST_F(OfflineVerbs, PlanNamesPatternsOfModulesThatDescribeNothing) {
       "model.a", "--no-split", "nothing.*", "--order", "*.a", "--order", "none"};
   const Outcome outcome = run_(plan);
   EXPECT_EQ(outcome.code, kExitFine);
-  EXPECT_THAT(outcome.err, HasSubstr("warning: no_split: nothing.* describes no name"));
-  EXPECT_THAT(outcome.err, HasSubstr("warning: order: none describes no name"));
+  EXPECT_THAT(outcome.err, HasSubstr("warning: no_split: nothing.* matches no name"));
+  EXPECT_THAT(outcome.err, HasSubstr("warning: order: none matches no name"));
   EXPECT_THAT(outcome.err, Not(HasSubstr("model.a")));
   std::vector<std::string> as_json = plan;
   as_json.insert(as_json.end(), {"--output", "json"});
@@ -260,7 +260,7 @@ TEST_F(OfflineVerbs, VerifyKeepsAManifestAndFindsAFlippedBitBesideIt) {
   const Outcome outcome = run_({"verify", model_, "--manifest", manifest});
   EXPECT_EQ(outcome.code, kExitMismatch);
   EXPECT_THAT(outcome.out, HasSubstr(" in model.safetensors: its bytes differ\n"));
-  EXPECT_THAT(outcome.err, HasSubstr("it is not what its manifest says"));
+  EXPECT_THAT(outcome.err, HasSubstr("it differs from its manifest"));
 }
 
 TEST_F(OfflineVerbs, VerifyDoesNotCallWhatItOnlyReadRight) {

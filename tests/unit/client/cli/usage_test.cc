@@ -1,4 +1,4 @@
-// Bad usage, exit codes, and where answers go.
+// Bad usage, exit codes, and the streams of answers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Neither the files nor the daemon of these are ever looked for.
+// These commands must fail before they look for files or a daemon.
 const std::vector<std::vector<std::string>> kBadUsage = {
     {},
     {"bogus"},

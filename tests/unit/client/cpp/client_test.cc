@@ -27,7 +27,7 @@ constexpr auto kLoading = v1::Checkpoint::STATE_LOADING;
 
 class ClientTest : public ::testing::Test {
  protected:
-  // Starts the daemon, with the answers it has by now.
+  // Starts the daemon with the answers that are set by now.
   Client Connect() {
     daemon_.Start();
     return Client::Connect(Options()).value();
@@ -63,7 +63,7 @@ TEST_F(ClientTest, NamesASocketThatIsNotThereAsItWasWritten) {
   EXPECT_THAT(Client::Connect(options).status(), Says("unix:" + options.address.argument + " "));
 }
 
-// This process as another user, for as long as it lives; only root can be that.
+// Makes this process another user while it exists. Needs root.
 class AsUser {
  public:
   explicit AsUser(uid_t uid) { EXPECT_EQ(::seteuid(uid), 0); }
@@ -79,7 +79,7 @@ TEST(ClientConnect, RefusesASocketThatAnotherUserListensOn) {
   ASSERT_EQ(::chmod((folder / "").c_str(), 0777), 0);
   UnixListener listener;
   {
-    const AsUser stranger(65534);  // the kernel notes who calls listen
+    const AsUser stranger(65534);  // the kernel records the user who calls listen
     listener = UnixListener::Open(options.address.argument, 0777).value();
   }
   {
@@ -89,7 +89,8 @@ TEST(ClientConnect, RefusesASocketThatAnotherUserListensOn) {
                 FailsWith(absl::StatusCode::kPermissionDenied, reason::kDaemonUnreachable));
     EXPECT_THAT(client.status(), Says("user 65534 listens there"));
   }
-  EXPECT_THAT(Client::Connect(options).status(), Says("has not answered"));  // root may
+  // root may use any daemon
+  EXPECT_THAT(Client::Connect(options).status(), Says("has not answered"));
 }
 
 TEST_F(ClientTest, AsksForALoadInTheContractsWords) {
@@ -230,7 +231,7 @@ TEST_F(ClientTest, GivesUpOnASlowAnswerInTime) {
   EXPECT_THAT(last.status(), Says("waiting for rank 3 (rank 3 loads /other);"));
 }
 
-// A watch that tells of a load, and of its end.
+// A watch that reports a load and its end.
 void ExpectWatched(Client client) {
   std::vector<CheckpointState> seen;
   WatchOptions options;
@@ -299,7 +300,7 @@ TEST_F(ClientTest, EndsAtOnceWhenItWasCancelledBefore) {
   EXPECT_TRUE(absl::IsCancelled(client.Watch("checkpoints/ab12", options).status()));
 }
 
-// What a daemon says that serves no more watches.
+// The answer of a daemon that accepts no more watches.
 grpc::Status NoMoreWatches() {
   return fake::DaemonError(grpc::StatusCode::RESOURCE_EXHAUSTED, reason::kTooManyWaiting,
                            "watching: 64 watches are open; poll GetCheckpoint instead");

@@ -146,7 +146,7 @@ TEST_F(ShardTest, IsRefusedWhenANameComesTwice) {
   EXPECT_THAT(refused, Says("comes twice"));
 }
 
-// Its connection is the lease: nothing else may end it, as memory may still be in use.
+// Its connection is the lease. Nothing else may end it, because memory may still be in use.
 TEST_F(ShardTest, EndsTheLeaseWhenItCannotBeUsed) {
   daemon_.answers.acquire.mutable_tensors()->set_offsets(1, 8192);
   EXPECT_THAT(Acquire().status(),
@@ -155,8 +155,8 @@ TEST_F(ShardTest, EndsTheLeaseWhenItCannotBeUsed) {
   EXPECT_TRUE(daemon_.fd_socket().WaitForEnded(1));
 }
 
-// An exclusive lease takes the memory from the daemon: it must not be lost to a GPU that
-// this process cannot use.
+// An exclusive lease takes the memory from the daemon. It must not be lost to a process that
+// cannot use that GPU.
 TEST_F(ShardTest, ShowsNoTokenForMemoryOfAGpuThatIsNotVisible) {
   daemon_.answers.acquire.set_mode(v1::ATTACH_MODE_EXCLUSIVE);
   daemon_.answers.acquire.clear_memfd();

@@ -62,7 +62,7 @@ TEST(StatusFromGrpc, NeverMakesAnErrorOutOfRangeOk) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "gRPC's own header loads such a code as an enum, which UBSan ends";
 #endif
-  int code = 99;  // a variable: the compiler refuses such a constant
+  int code = 99;  // a variable, because the compiler refuses this constant
   EXPECT_EQ(Convert({static_cast<grpc::StatusCode>(code), "x"}).code(), absl::StatusCode::kUnknown);
 }
 

@@ -1,4 +1,4 @@
-// What the client believes of a tensor table, and what it does not.
+// Which tensor tables the client accepts, and which it refuses.
 #include <gtest/gtest.h>
 
 #include <functional>

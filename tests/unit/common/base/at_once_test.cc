@@ -15,7 +15,8 @@
 namespace ckptd {
 namespace {
 
-// As long as it lives no thread can be started: each wants a larger stack than there are addresses.
+// While it exists no thread can be started: each would need a larger stack than there are
+// addresses.
 class NoMoreThreads {
  public:
   NoMoreThreads() {

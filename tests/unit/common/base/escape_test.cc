@@ -20,11 +20,11 @@ TEST(Escape, SpellsDirectionMarksOut) {
 }
 
 TEST(Escape, SpellsBytesOutThatAreNoUtf8) {
-  EXPECT_EQ(Escape("a\xff" "b"), "a\\xffb");                  // never starts a sequence
-  EXPECT_EQ(Escape("\xc0\x9b"), "\\xc0\\x9b");                // overlong escape
-  EXPECT_EQ(Escape("\xed\xa0\x80"), "\\xed\\xa0\\x80");       // surrogate
-  EXPECT_EQ(Escape("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80");  // past the last one
-  EXPECT_EQ(Escape("x\xe2\x80"), "x\\xe2\\x80");              // cut off
+  EXPECT_EQ(Escape("a\xff" "b"), "a\\xffb");                      // never starts a sequence
+  EXPECT_EQ(Escape("\xc0\x9b"), "\\xc0\\x9b");                    // overlong escape
+  EXPECT_EQ(Escape("\xed\xa0\x80"), "\\xed\\xa0\\x80");           // surrogate
+  EXPECT_EQ(Escape("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80");  // past the last code point
+  EXPECT_EQ(Escape("x\xe2\x80"), "x\\xe2\\x80");                  // incomplete
 }
 
 }  // namespace

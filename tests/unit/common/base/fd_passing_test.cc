@@ -180,7 +180,7 @@ TEST(UnixSockets, ASocketFileHasItsModeWhateverTheUmask) {
   EXPECT_EQ(info.st_mode & 0777, 0600U);
 }
 
-// The file of a process that was killed.
+// The socket file of a process that was killed.
 void LeaveStale(const std::string& path) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
@@ -206,7 +206,7 @@ TEST(UnixSockets, AListenerRemovesItsFile) {
 TEST(UnixSockets, AListenerLeavesTheFileOfItsSuccessorAlone) {
   const TempFolder dir;
   ASSERT_OK_AND_ASSIGN(UnixListener first, UnixListener::Open(dir / "s", 0600));
-  ASSERT_EQ(::unlink((dir / "s").c_str()), 0);  // with its folder, as a rule
+  ASSERT_EQ(::unlink((dir / "s").c_str()), 0);  // usually together with its folder
   ASSERT_OK_AND_ASSIGN(const UnixListener second, UnixListener::Open(dir / "s", 0600));
   first.Close();
   EXPECT_OK(ConnectUnix(dir / "s", In(seconds(5))));

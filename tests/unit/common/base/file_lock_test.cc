@@ -56,7 +56,7 @@ TEST_F(FileLockTest, IsNeverHeldTwiceWhileItsFileComesAndGoes) {
       if (!lock.ok()) continue;
       ++taken;
       if (++holders > 1) twice = true;
-      std::this_thread::yield();  // so that others come by
+      std::this_thread::yield();  // gives others a chance
       --holders;
     }
   };

@@ -35,7 +35,7 @@ struct SmallPipe {
   UniqueFd writer;
 };
 
-// What is logged in this process. The sink looks at stderr once, with the first line.
+// The log of this process. The sink checks stderr once, with the first line.
 const SmallPipe& LogPipe() {
   static const auto* const pipe = [] {
     const auto* const made = new SmallPipe;

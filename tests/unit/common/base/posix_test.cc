@@ -14,7 +14,7 @@ namespace {
 
 TEST(OpenForReading, SaysWhoMayNotReadTheFile) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can be several users";
-  const TempFolder folder;  // for its owner alone
+  const TempFolder folder;  // only its owner may enter it
   const std::string path = folder.Write("m.safetensors", "x");
   ASSERT_EQ(::seteuid(65534), 0);
   const absl::Status status = OpenForReading(path).status();

@@ -8,7 +8,7 @@
 namespace ckptd {
 namespace {
 
-// By the definition: the shortest form of a code point that is no surrogate.
+// The definition: the shortest form of a code point that is no surrogate.
 std::string Encoded(uint32_t point) {
   const auto tail = [&](int shift) { return static_cast<char>(0x80 | ((point >> shift) & 0x3f)); };
   if (point < 0x80) return {static_cast<char>(point)};
@@ -22,7 +22,7 @@ TEST(Utf8, EveryCodePointIsASequenceAndSurrogatesAreNone) {
     const bool is_one = point <= 0x10ffff && (point < 0xd800 || point > 0xdfff);
     const std::string text = Encoded(point);
     ASSERT_EQ(Utf8SequenceAt(text + "x"), is_one ? text.size() : 0) << point;
-    // Cut short it is none.
+    // An incomplete sequence is invalid.
     ASSERT_TRUE(text.size() == 1 || Utf8SequenceAt(text.substr(0, text.size() - 1)) == 0) << point;
   }
 }

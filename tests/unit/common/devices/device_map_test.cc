@@ -1,4 +1,4 @@
-// Maps, limits and sizes beside what accelerate 1.15 gave for the same small model.
+// Compares maps, limits and sizes with what accelerate 1.15 gave for the same small model.
 #include "common/devices/device_map.h"
 
 #include <gmock/gmock.h>
@@ -85,8 +85,8 @@ TEST(DeviceMap, KeepsTiedModulesTogether) {
                                    Pair("layers.3", "1"), Pair("norm", "1")));
 }
 
-// As accelerate does, which looks for a module's name anywhere in that of a tied tensor: emb
-// takes head along, and x finds it gone.
+// accelerate looks for a module's name anywhere in the name of a tied tensor. So emb takes head
+// along, and x no longer finds it.
 TEST(DeviceMap, TakesATieOfAModuleOfTheSameNameForItsOwn) {
   FakeSource net = Net();
   ModuleTreeOptions tied;
@@ -118,11 +118,11 @@ TEST(DeviceMap, RefusesATieWithAPartOfAModuleThatWasTakenApart) {
   EXPECT_THAT(map, FailsWith(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST"));
 }
 
-// Patterns that are slow to match: a star and much before what never comes.
+// Patterns that match slowly: a star before a long text that never occurs.
 std::vector<std::string> SlowGlobs(size_t count) {
   return std::vector<std::string>(count, "*" + std::string(10'000, 'x') + "y");
 }
-// A module with a name of so many bytes, and one in it.
+// A module whose name has `bytes` bytes, and a module in it.
 FakeSource LongNamed(size_t bytes) {
   FakeSource source;
   source.Add(std::string(bytes, 'x') + ".part.a", {1}, Dtype::kF32);
@@ -168,8 +168,8 @@ TEST(DeviceMap, RefusesLongNamesThatAreTied) {
               FailsWith(absl::StatusCode::kInvalidArgument, "INVALID_REQUEST"));
 }
 
-// A module that is tied with so many others that each of them is taken apart in a step of its
-// own, in which all of its ties are looked at.
+// A module that is tied with so many others that each of them is split in a step of its own, in
+// which all of its ties are looked up.
 TEST(DeviceMap, RefusesTiesThatWouldTakeForever) {
   constexpr int kTies = 2'500;
   FakeSource source;

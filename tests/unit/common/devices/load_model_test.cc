@@ -1,5 +1,5 @@
-// The model of a load beside a simulation that carries out the real plan, item by item in
-// the order in which readers take them, through queues of the same rates.
+// Compares the model of a load with a simulation that carries out the real plan, item by item in
+// the readers' order, through queues of the same rates.
 #include "common/devices/load_model.h"
 
 #include <gtest/gtest.h>
@@ -26,15 +26,14 @@ namespace {
 
 constexpr double kGB = 1e9;
 
-// Nothing is sent: the schedule wants to know that memory is elsewhere.
+// Sends nothing. The schedule only needs to know that the memory is not mapped.
 class NoSink final : public TransferSink {
  public:
   absl::Status Send(const Frame&) override { return absl::OkStatus(); }
   absl::Status Finish() override { return absl::OkStatus(); }
 };
 
-// Bytes of one work item: read once, what each rank gets of them, and what all ranks of a
-// host do together, each byte once.
+// Bytes of one work item: read once, placed per rank, and placed per host with each byte once.
 struct Item {
   uint64_t read = 0;
   std::vector<uint64_t> to_host;
@@ -80,7 +79,7 @@ class Load {
   std::vector<RankPlan> plans_;
 };
 
-// The direct way, read by rank 0's host or by all hosts.
+// The direct way, with rank 0's host or all hosts as readers.
 class Simulation {
  public:
   Simulation(const Hardware& machine, const Load& load, bool cold, bool all_read, size_t slots)
@@ -107,11 +106,11 @@ class Simulation {
  private:
   struct Host {
     RateServer storage, memory, links, out, in;
-    size_t next = 0;  // items that it reads: from here
+    size_t next = 0;  // the next item that it reads
     size_t last = 0;
   };
 
-  // A slot of staging memory is free: the reader goes on.
+  // A slot of staging memory is free, so the reader continues.
   void StartNext(size_t reader) {
     Host& host = hosts_[reader];
     if (host.next == host.last) return;
@@ -171,7 +170,7 @@ TEST_P(LoadModel, IsWhatTheSimulationOfThePlanComesTo) {
       PredictLoad(machine, load.shape,
                   one.cold ? ModelSource::kStorage : ModelSource::kPageCache,
                   one.all_read ? ModelReaders::kAll : ModelReaders::kRank0, ModelWay::kDirect));
-  // Enough staging memory for all that is under way.
+  // Enough staging memory for everything in flight.
   ExpectCloseAbove(Simulation(machine, load, one.cold, one.all_read, 256).Run(), prediction);
 }
 

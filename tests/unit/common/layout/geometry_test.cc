@@ -177,7 +177,7 @@ TEST(StridedShard, CutsUnevenRowsByTensorParallelFirstAsInMemory) {
 }
 
 TEST(StridedShard, CutsAfterBothOfTwoLaterMeshDimensions) {
-  // HSDP x FSDP x EP x TP: FSDP cuts what EP and TP leave.
+  // HSDP x FSDP x EP x TP: FSDP cuts the parts of EP and TP.
   const Mesh mesh = MeshOf({1, 2, 2, 2});
   const std::vector<Placement> placements = {Replicate(), StridedShardOf(0, 4), ShardOf(0),
                                              ShardOf(0)};
@@ -233,7 +233,7 @@ TEST(Padding, FollowsTheTensorParallelPartUnderFsdp) {
 }
 
 TEST(Padding, IsByTheLastDimensionOfTheMeshThatCuts) {
-  // fully_shard over dp = 2 of what tp = 1 or ep = 1 left whole.
+  // fully_shard over dp = 2 where tp = 1 or ep = 1 has cut nothing.
   const std::vector<std::pair<Mesh, std::vector<Placement>>> cases = {
       {MeshOf({2, 1}), {ShardOf(0), ShardOf(0)}},
       {MeshOf({1, 2}), {ShardOf(0), ShardOf(0)}},
@@ -300,7 +300,7 @@ TEST(ExplicitBoxes, MayTouchEachOther) {
   EXPECT_OK(ResolveSharding(Boxes({{{0, 1}, {2, 1}}, {{1, 0}, {2, 1}}}), {}, {6, 3}, 0));
 }
 
-// Long rows, each a column further: along dimension 0 all of them meet.
+// Long rows, each shifted by a column: along dimension 0 all pairs overlap.
 TEST(ExplicitBoxes, AreComparedInNoTimeHoweverTheyLie) {
   constexpr uint64_t kMany = 30'000;
   std::vector<Box> boxes;
@@ -312,7 +312,8 @@ TEST(ExplicitBoxes, AreComparedInNoTimeHoweverTheyLie) {
   ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
   const double seconds = static_cast<double>(end.tv_sec - begin.tv_sec) +
                          static_cast<double>(end.tv_nsec - begin.tv_nsec) * 1e-9;
-  EXPECT_LT(seconds, 0.8);  // it takes hundredths; comparing all pairs takes several
+  // takes hundredths of a second; comparing all pairs takes several seconds
+  EXPECT_LT(seconds, 0.8);
 }
 
 TEST(ExplicitBoxes, MustAgreeInAllButTheFirstDimension) {

@@ -210,7 +210,7 @@ TEST(JsonLayout, AppliesRulesToAliasesByTheirOwnName) {
   const RankLayout first = For(rules, source, 0);
   ASSERT_THAT(NamesOf(first), ElementsAre("a.head.weight"));
   EXPECT_THAT(first.targets[0].aliases, ElementsAre("embed.weight"));
-  // Another rule, but the same placement: still one tensor with three names.
+  // Another rule with the same placement: still one tensor with three names.
   const RankLayout second = For(rules, source, 1);
   ASSERT_THAT(NamesOf(second), ElementsAre("a.head.weight"));
   EXPECT_THAT(second.targets[0].aliases, ElementsAre("embed.weight", "z.head.weight"));
@@ -287,7 +287,7 @@ TEST(JsonLayout, RefusesRulesThatContradictThemselves) {
 }
 
 TEST(JsonLayout, RefusesToSayNothing) {
-  ExpectInvalid("{}", "nothing about ranks");
+  ExpectInvalid("{}", "does not say which ranks");
   ExpectInvalid(R"j({"world_size": 2})j", "neither \"rules\" nor \"default\"");
   ExpectInvalid(R"j({"world_size": 1, "mesh": {"shape": [2]}, "default": {}})j", "holds rank 1");
   ExpectInvalid(R"j({"world_size": 1, "rules": [{"drop": true}]})j", "lacks the key \"match\"");

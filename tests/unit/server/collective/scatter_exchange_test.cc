@@ -1,5 +1,5 @@
-// Ranks in threads, files on disk: what arrives over a communicator is what a transfer into
-// mapped memory would have placed.
+// Ranks in threads, files on disk. What arrives over a communicator must equal what a transfer
+// into mapped memory would place.
 #include "server/collective/scatter_exchange.h"
 
 #include <gtest/gtest.h>
@@ -62,7 +62,7 @@ class ScatterWorld {
       }
     }
   }
-  // Padding has what it had before, or zeros.
+  // Padding is unchanged or zero.
   void ExpectCleanPadding() const {
     for (uint32_t r = 0; r < kRanks; ++r) {
       std::vector<bool> padding(plans[r].slab_bytes, true);
@@ -122,7 +122,7 @@ class ScatterWorld {
   std::optional<GroupPlan> group;
   std::vector<RankPlan> plans;
   std::vector<std::shared_ptr<BytesInProcess>> slabs;
-  std::atomic<int> refusals = 0;  // of memory in transit
+  std::atomic<int> refusals = 0;  // of transit memory
   ScatterExchange::MakeRoom make_room = [](uint64_t, const absl::Status& why) { return why; };
 
  private:
@@ -160,7 +160,7 @@ class ScatterWorld {
   TempFolder folder_;
 };
 
-// All ranks to their ends. Once one has failed, the others are told, as by the leader.
+// Runs all ranks to their ends. Once one has failed, the others are told, as the leader does.
 std::vector<ScatterWorld::Outcome> RunAll(ScatterWorld& world,
                                           const std::vector<ScatterCall>& calls, CommsWorld& wires,
                                           uint32_t failing = kRanks, size_t fail_at = SIZE_MAX) {
@@ -210,7 +210,7 @@ TEST_P(Scatters, BringEveryRankItsBytesAndReadThemOnce) {
   }
 }
 
-// Nothing goes to a rank twice: what comes to it is its tensors, and short padding.
+// Each rank receives its tensors once, and short padding, and nothing else.
 TEST_P(Scatters, SendEachRankWhatItNeedsAndNoMore) {
   ScatterWorld world(GetParam().seed, SixRankLayouts()[GetParam().layout]);
   CommsWorld wires;
@@ -281,7 +281,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, FailingScatters, testing::Values(0u, 1u, 4u));
 TEST(ScatterReaderTest, WhatPassesThroughItsMemoryHasRoomMadeForIt) {
   ScatterWorld world(2, "fsdp:6");
   world.refusals = 3;
-  int made = 0;  // by rank 0, a step at a time
+  int made = 0;  // by rank 0, one step at a time
   world.make_room = [&made](uint64_t bytes, const absl::Status& refused) {
     EXPECT_GT(bytes, 0u);
     EXPECT_THAT(refused, Says("the GPU is full"));
@@ -303,7 +303,7 @@ TEST(ScatterReaderTest, EndsWhereNoRoomCanBeMadeForWhatPassesThroughItsMemory) {
   const auto outcomes = RunAll(world, world.Calls(1, {200, 6}), wires);
   EXPECT_THAT(outcomes[0].status,
               FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
-  EXPECT_THAT(outcomes[0].status, Says("taking memory to send from (--comm host needs none)"));
+  EXPECT_THAT(outcomes[0].status, Says("allocating memory to send from (--comm host needs none)"));
 }
 
 TEST(ScatterReaderTest, EndsWhenItsFilesCannotBeRead) {
@@ -325,7 +325,7 @@ TEST(ScatterReaderTest, RefusesAnOrderThatIsNotItsOwnBeforeTheFirstOperation) {
   EXPECT_TRUE(wires.sent().empty());
 }
 
-// How one rank of a communicator waits for the others to join.
+// How a rank of a communicator waits for the others to join.
 struct Joining {
   bool until_the_loads_end = false;
   bool busy = false;
@@ -414,7 +414,7 @@ TEST(CommunicatorCache, OfOthersGoesOnOnlyWithACommunicatorThatAllOfThemHoldAndT
   EXPECT_EQ(keeper.held_id(), "");
 }
 
-// A communicator that a keeper keeps, and what became of it.
+// A communicator in a cache, and what happened to it.
 class FailingComm : public ::testing::Test {
  protected:
   FailingComm() {

@@ -1,5 +1,5 @@
-// The model of a load by NCCL beside a simulation of it: what each rank really asks of its
-// communicator, turn by turn, carried out over links of the same rates.
+// Compares the model of a load by NCCL with a simulation: the operations that each rank really
+// issues, pipeline step by pipeline step, over links of the same rates.
 #include <gtest/gtest.h>
 
 #include <deque>
@@ -29,20 +29,20 @@ constexpr uint64_t kPiece = 1 << 20;
 struct Operation {
   enum class Kind : uint8_t { kSend, kReceive, kBroadcast };
   Kind kind;
-  uint32_t peer;  // of a broadcast: its root
+  uint32_t peer;  // root of a broadcast
   uint64_t bytes;
 };
-// Per turn, what a rank asks for in it.
-using Turns = std::vector<std::vector<Operation>>;
+// The operations of one rank, per pipeline step.
+using PipelineSteps = std::vector<std::vector<Operation>>;
 
-// Carries nothing, and knows what was asked for.
+// Carries nothing, and records the operations.
 class RecordingComm final : public GroupComm {
  public:
-  RecordingComm(const TransferProgress& progress, Turns& turns)
-      : progress_(progress), turns_(turns) {}
+  RecordingComm(const TransferProgress& progress, PipelineSteps& pipeline_steps)
+      : progress_(progress), pipeline_steps_(pipeline_steps) {}
 
   absl::Status Begin() override {
-    turns_.resize(progress_.exchanges + 1);
+    pipeline_steps_.resize(progress_.exchanges + 1);
     return absl::OkStatus();
   }
   absl::Status Send(const StagedMemory&, uint64_t, uint64_t bytes, uint32_t peer) override {
@@ -61,15 +61,15 @@ class RecordingComm final : public GroupComm {
 
  private:
   absl::Status Add(const Operation& operation) {
-    turns_.back().push_back(operation);
+    pipeline_steps_.back().push_back(operation);
     return absl::OkStatus();
   }
 
   const TransferProgress& progress_;
-  Turns& turns_;
+  PipelineSteps& pipeline_steps_;
 };
 
-// A load as the daemons would carry it out.
+// A load, as the daemons would carry it out.
 class Load {
  public:
   Load(const CheckpointIndex& index, const std::string& rules, uint32_t ranks, bool all_read)
@@ -98,7 +98,7 @@ class Load {
 
   LoadShape shape;
   uint32_t readers = 1;
-  std::vector<Turns> asked;  // by rank
+  std::vector<PipelineSteps> asked;  // by rank
 
  private:
   ScatterCall CallOf(uint32_t rank) const {
@@ -130,25 +130,25 @@ class Load {
     asked.back().resize(progress.exchanges);
   }
 
-  // As if all that this rank reads had been read.
+  // Marks all that this rank reads as filled.
   void Fill(uint32_t rank, ScatterExchange& exchange) const {
-    std::vector<ScatterExchange::OutBuffer> outlets;
+    std::vector<ScatterExchange::OutBuffer> out_buffers;
     std::vector<const RankPlan*> plans;
     for (const ReplicaSet& set : sets_) {
-      ScatterExchange::OutBuffer outlet;
-      outlet.replicas = set.ranks;
-      outlet.target = plans.size();
-      outlet.slab_bytes = set.plan->slab_bytes;
-      outlet.own = std::binary_search(set.ranks.begin(), set.ranks.end(), rank);
-      outlets.push_back(std::move(outlet));
+      ScatterExchange::OutBuffer out_buffer;
+      out_buffer.replicas = set.ranks;
+      out_buffer.target = plans.size();
+      out_buffer.slab_bytes = set.plan->slab_bytes;
+      out_buffer.own = std::binary_search(set.ranks.begin(), set.ranks.end(), rank);
+      out_buffers.push_back(std::move(out_buffer));
       plans.push_back(&plans_[set.ranks.front()]);
     }
     std::vector<std::unique_ptr<TransitMemory>> transit;
     for (size_t view = 0; view < ScatterExchange::kViews; ++view) {
       transit.push_back(std::make_unique<TransitInProcess>());
     }
-    exchange.SetOutBuffers(std::move(outlets), std::move(transit),
-                        [](uint64_t, const absl::Status& refused) { return refused; });
+    exchange.SetOutBuffers(std::move(out_buffers), std::move(transit),
+                           [](uint64_t, const absl::Status& refused) { return refused; });
     for (size_t step = 0; step < exchange.OwnSteps().size(); ++step) {
       EXPECT_OK(exchange.Plan(step, plans));
       exchange.Filled(step);
@@ -162,8 +162,8 @@ class Load {
   std::vector<ReplicaSet> sets_;
 };
 
-// A rank enters a turn when all that it asked for in the one before is done, and what it
-// reads for this one has been filled; an operation begins when all its ranks are there.
+// A rank enters a pipeline step when its operations of the previous one are done and its own step
+// has been filled. An operation begins when all its ranks have joined it.
 class Simulation {
  public:
   Simulation(const Hardware& machine, const Load& load, bool cold) : machine_(machine), load_(load) {
@@ -182,10 +182,11 @@ class Simulation {
   }
 
   double Run() { return events_.Run(); }
-  // All ranks came to their ends.
+  // Whether all ranks have finished.
   bool Done() const {
     for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-      if (ranks_[rank].turn != load_.asked[rank].size() || ranks_[rank].open > 0) return false;
+      const Rank& one = ranks_[rank];
+      if (one.pipeline_step != load_.asked[rank].size() || one.open > 0) return false;
     }
     return true;
   }
@@ -196,13 +197,13 @@ class Simulation {
   };
   struct Rank {
     RateServer link, fabric_out, fabric_in, out, in;
-    size_t turn = 0;      // it is in, or waits to enter
+    size_t pipeline_step = 0;      // the one it is in, or waits to enter
     bool entered = false;
-    size_t open = 0;      // operations of that turn that are not done
-    size_t filling = 0;   // the step of its own that is filled next
-    size_t filled = 0;    // steps of its own that have been
+    size_t open = 0;     // operations of that pipeline step that are not done
+    size_t filling = 0;  // number of its own step that is filled next
+    size_t filled = 0;   // how many of its own steps have been filled
   };
-  // Operations of one kind between the same ranks are the same where they are equally many.
+  // The nth operations of one kind between the same ranks belong together.
   struct Meeting {
     size_t there = 0;
     std::vector<uint32_t> ranks;
@@ -229,21 +230,21 @@ class Simulation {
 
   void Enter(uint32_t rank) {
     Rank& one = ranks_[rank];
-    const Turns& turns = load_.asked[rank];
-    if (one.entered || one.turn == turns.size()) return;
-    if (Reads(rank, one.turn) && one.filled <= one.turn) return;
+    const PipelineSteps& pipeline_steps = load_.asked[rank];
+    if (one.entered || one.pipeline_step == pipeline_steps.size()) return;
+    if (Reads(rank, one.pipeline_step) && one.filled <= one.pipeline_step) return;
     one.entered = true;
-    one.open = turns[one.turn].size() + 1;
-    for (const Operation& operation : turns[one.turn]) Join(rank, operation);
+    one.open = pipeline_steps[one.pipeline_step].size() + 1;
+    for (const Operation& operation : pipeline_steps[one.pipeline_step]) Join(rank, operation);
     Leave(rank);
   }
 
-  // One operation of this rank is done, or all have been joined.
+  // One operation of this rank is done, or all have been issued.
   void Leave(uint32_t rank) {
     Rank& one = ranks_[rank];
     if (--one.open > 0) return;
-    if (Reads(rank, one.turn)) FillNext(rank);
-    ++one.turn;
+    if (Reads(rank, one.pipeline_step)) FillNext(rank);
+    ++one.pipeline_step;
     one.entered = false;
     events_.Begin({}, [this, rank] { Enter(rank); });
   }
@@ -312,7 +313,7 @@ class ScatterModel : public testing::TestWithParam<Case> {};
 
 TEST_P(ScatterModel, IsWhatTheSimulationOfAllRanksOperationsComesTo) {
   const Case& one = GetParam();
-  // Of thousands of ranks a shorter one is simulated long enough.
+  // A shorter model takes long enough to simulate for thousands of ranks.
   const CheckpointIndex index = LlamaIndex(one.ranks > 1000 ? 12 : 48, 2048);
   const Load load(index, one.rules, one.ranks, one.all_read);
   const Hardware machine = LargeHosts(one.gpus);

@@ -36,16 +36,16 @@ TEST_P(DefaultArenaTest, IsWhatTheJobNeededLastOrAShareOfWhatIsFree) {
 INSTANTIATE_TEST_SUITE_P(
     Machines, DefaultArenaTest,
     ::testing::Values(
-        // A first run: a quarter, divided, and on a large host no more than 16 GiB of it.
+        // First run: a quarter, divided among the daemons, and at most 16 GiB on a large host.
         Rule{{16 * kGiB, 12 * kGiB, 1}, 4 * kGiB, "a quarter of the memory that was available"},
         Rule{{16 * kGiB, 3 * kGiB, 4}, kGiB, "divided among 4 daemons"},
         Rule{{64 * kGiB, 50 * kGiB, 1}, 16 * kGiB, "at most 16 GiB"},
         Rule{{2048 * kGiB, 200 * kGiB, 8}, 2 * kGiB, "divided among 8 daemons"},
         Rule{{16 * kGiB, 12 * kGiB, 0}, 4 * kGiB, "divided among 1 daemon;"},
         Rule{{0, 0, 1}, 0, "a quarter"},
-        // Within the budget.
+        // Limited by the budget.
         Rule{{16 * kGiB, kGiB, 1}, kGiB, "no more than the budget"},
-        // A later one: what this rank had, whoever else is there.
+        // Later run: what this rank had, regardless of other daemons.
         Rule{{16 * kGiB, 12 * kGiB, 4, 300 * kMiB}, 300 * kMiB, "when it ran last"},
         Rule{{256 * kGiB, 200 * kGiB, 2, 70 * kGiB}, 70 * kGiB, "when it ran last"},
         Rule{{16 * kGiB, 12 * kGiB, 1, 70 * kGiB}, 12 * kGiB, "no more than the budget"}));
@@ -127,7 +127,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_F(LoadedBefore, IsNotReadFromAFolderOrAPipe) {
   ASSERT_EQ(::mkfifo(path().c_str(), 0600), 0);
-  EXPECT_EQ(LastLoaded(config_), std::nullopt);  // at once
+  EXPECT_EQ(LastLoaded(config_), std::nullopt);  // returns at once
   std::filesystem::remove(path());
   std::filesystem::create_directory(path());
   EXPECT_EQ(LastLoaded(config_), std::nullopt);

@@ -85,7 +85,7 @@ INSTANTIATE_TEST_SUITE_P(
         Spoiled{[](Config& c) { c.reader = "me"; }, "me"},
         Spoiled{[](Config& c) { c.comm = "mail"; }, "mail"}));
 
-// What only GPUs have.
+// Settings that only GPUs support.
 class SpoiledForHostMemory : public SpoiledConfig {};
 
 TEST_P(SpoiledForHostMemory, IsRefusedThereAndNotWithAGpu) {

@@ -18,7 +18,7 @@ namespace {
 
 constexpr absl::StatusCode kInvalidArgument = absl::StatusCode::kInvalidArgument;
 
-// The public key of the only authority that is trusted.
+// The public key of the only trusted authority.
 std::string TrustedBy(const PeerSecurity& security) {
   const std::unique_ptr<BIO, decltype(&BIO_free_all)> text(
       BIO_new_mem_buf(security.authorities.data(), static_cast<int>(security.authorities.size())),

@@ -62,7 +62,7 @@ TEST(OwnAddress, OfANameNobodyKnowsSaysWhatToTry) {
   EXPECT_THAT(address, Says("--advertise"));
 }
 
-// Whether a socket can listen there, by name and with that option.
+// Whether a socket can listen at that port, named explicitly, with that option.
 bool CanListen(uint16_t port, int reuse) {
   const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address = {};
@@ -88,7 +88,7 @@ TEST(BootId, IsTheSameEachTime) {
   EXPECT_EQ(BootId(), BootId());
 }
 
-// The wait status of a shell that runs `script`.
+// Runs `script` in a shell. Returns the wait status.
 int RunShell(const std::string& script, const std::map<std::string, std::string>& environment = {}) {
   ChildOptions options;
   options.arguments = {"sh", "-c", script};
@@ -129,7 +129,7 @@ TEST(Child, ACommandThatIsNotThereIsAnError) {
   EXPECT_THAT(pid, Says("/nonexistent/command"));
 }
 
-// A shell that has run `script` as far as its `echo`.
+// Starts a shell, and returns when `script` has reached its `echo`.
 pid_t StartShell(const std::string& script) {
   int fds[2] = {-1, -1};
   EXPECT_EQ(::pipe2(fds, O_CLOEXEC), 0);

@@ -19,7 +19,7 @@ Config Given() {
 
 TEST(PreloadRequest, IsFsdpOverAllRanksUnlessALayoutIsGiven) {
   ASSERT_OK_AND_ASSIGN(const LoadRequest usual, PreloadRequest(Given(), false));
-  EXPECT_EQ(usual.source, "/models/m");  // as clients spell it
+  EXPECT_EQ(usual.source, "/models/m");  // the form that clients use
   EXPECT_EQ(std::get<std::string>(usual.layout), "fsdp:4");
   EXPECT_EQ(usual.policy, DtypePolicy());
   Config config = Given();

@@ -24,7 +24,7 @@ TEST(StopDeadlineDeathTest, EndsAProcessThatStillWaitsForSomethingAfterIt) {
         std::promise<void> storage_answers;
         storage_answers.get_future().wait();
       },
-      testing::ExitedWithCode(kExitFailed), "stopping: still at work after 0.0 s");
+      testing::ExitedWithCode(kExitFailed), "stopping: it has not finished after 0.0 s");
 }
 
 TEST(StopDeadlineDeathTest, EndsAlsoAProcessThatCanStartNoThread) {

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kTimeout{50};
 
-// A leader in memory: answers as it is told, counts who joins.
+// A leader in memory. Answers as the test wants, and counts joins.
 class FakeLeader final : public LeaderLink {
  public:
   absl::StatusOr<JoinReply> Join(const MemberIdentity&,
@@ -76,7 +76,7 @@ class FakeLeader final : public LeaderLink {
     cancelled_ = std::to_string(rank) + " " + name;
     return absl::OkStatus();
   }
-  // By which rank, and what.
+  // The rank that cancelled, and the name.
   std::string cancelled() const {
     MutexLock lock(mutex_);
     return cancelled_;
@@ -91,12 +91,12 @@ class FakeLeader final : public LeaderLink {
     incarnation_ = "second";
     forgetful_ = true;
   }
-  // As if the member had not beaten for too long.
+  // As if the member had sent no heartbeat for too long.
   void GiveUp() {
     MutexLock lock(mutex_);
     forgetful_ = true;
   }
-  // The member's next heartbeat ends long after its deadline.
+  // Makes the member's next heartbeat end long after its deadline.
   void HoldTheMember() {
     MutexLock lock(mutex_);
     member_stands_still_ = true;
@@ -126,7 +126,7 @@ class FakeLeader final : public LeaderLink {
     MutexLock lock(mutex_);
     version_ = std::move(version);
   }
-  // Rank 2 is another process from now on.
+  // Rank 2 is a new process from now on.
   void ReplaceSecond() {
     MutexLock lock(mutex_);
     second_ = "another";
@@ -187,7 +187,7 @@ class FollowerTest : public ::testing::Test {
                         kTimeout},
         who);
   }
-  // Ready, and with "checkpoints/a", which the leader runs, on its way.
+  // A follower that is ready and loads "checkpoints/a", which the leader runs.
   std::unique_ptr<Follower> StartWithALoad() {
     auto follower = Start();
     EXPECT_TRUE(follower->WaitReady(Soon()));
@@ -273,7 +273,7 @@ TEST_F(FollowerTest, AfterStandingStillItselfItDoesNotTakeTheLeaderForLost) {
   leader_->HoldTheMember();
   ASSERT_TRUE(leader_->WaitForBeats(2));
   EXPECT_EQ(catalog_.Get("checkpoints/a").value().state, CheckpointState::kLoading);
-  EXPECT_EQ(follower->state().epoch, 5u);  // losing the leader moves it
+  EXPECT_EQ(follower->state().epoch, 5u);  // losing the leader raises it
 }
 
 TEST_F(FollowerTest, ShowsTheLeadersProgressUntilBytesMove) {
@@ -330,14 +330,15 @@ TEST_F(FollowerTest, TellsTheLeaderThatItHasReadItsPart) {
   EXPECT_TRUE(leader_->read_to_the_end());
 }
 
-TEST(BeatPause, LeavesTheLeaderTimeForThousandsOfMembers) {
+TEST(HeartbeatPause, LeavesTheLeaderTimeForThousandsOfMembers) {
   using std::chrono::milliseconds;
   const milliseconds interval(1000);
-  EXPECT_EQ(Follower::BeatPause(interval, true, 8), milliseconds(100));
-  EXPECT_EQ(Follower::BeatPause(interval, true, 2048), milliseconds(512));
-  EXPECT_EQ(Follower::BeatPause(interval, true, 8192), interval) << "never less often than without news";
-  EXPECT_EQ(Follower::BeatPause(milliseconds(20), true, 8), milliseconds(20));
-  EXPECT_EQ(Follower::BeatPause(interval, false, 8), interval);
+  EXPECT_EQ(Follower::HeartbeatPause(interval, true, 8), milliseconds(100));
+  EXPECT_EQ(Follower::HeartbeatPause(interval, true, 2048), milliseconds(512));
+  EXPECT_EQ(Follower::HeartbeatPause(interval, true, 8192), interval)
+      << "never less often than without news";
+  EXPECT_EQ(Follower::HeartbeatPause(milliseconds(20), true, 8), milliseconds(20));
+  EXPECT_EQ(Follower::HeartbeatPause(interval, false, 8), interval);
 }
 
 TEST_F(FollowerTest, HearsThatTheProcessOfARankIsGone) {

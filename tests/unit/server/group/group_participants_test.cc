@@ -16,7 +16,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 
-// Three ranks; each case says who is in which call, by `calls`, and what each hears.
+// Three ranks. Each test says which call each rank is in, and what each is notified of.
 class GroupParticipantsTest : public ::testing::Test {
  protected:
   static Participant In(const std::string& id, const std::string& source = "/m") {
@@ -45,13 +45,13 @@ class GroupParticipantsTest : public ::testing::Test {
     participant.job = job;
     return participant;
   }
-  // As its daemon says after a while: how long ago it joined and ended.
+  // As its daemon reports it later: how long ago it joined and ended.
   static Participant Aged(Participant participant, seconds joined, seconds ended = seconds(0)) {
     participant.age = joined;
     participant.ended_age = ended;
     return participant;
   }
-  // The sentence that this call of the rank has ended with: "in it" if it has not, "" if well.
+  // The message with which this call of the rank has ended: "in it" if it has not, "" if OK.
   std::string Hears(uint32_t rank, const Participant& participant) {
     for (const Verdict& verdict : group_.Update(rank, {participant}, now_)) {
       if (verdict.id == participant.id) return MessageOf(verdict.status);
@@ -128,7 +128,7 @@ TEST_F(GroupParticipantsTest, ARankThatComesLaterHearsItUnlessTheOtherOneComesAg
     const std::string id = comes_again ? "again" : "a";
     EXPECT_EQ(Hears(0, In(id)), "in it") << "for a moment";
     if (comes_again) group_.Update(1, {In("b2", "/whatever it is")}, now_);
-    now_ += GroupParticipants::kComesAgain;
+    now_ += GroupParticipants::kRejoinGrace;
     EXPECT_EQ(Hears(0, In(id)), comes_again ? "in it" : "rank 1: a mistake");
     group_.Update(0, {}, now_);
   }
@@ -140,7 +140,7 @@ TEST_F(GroupParticipantsTest, AFailureIsHeardOfForSecondsAndByNoProcessThatBegan
   now_ += seconds(4);
   young.process_age = seconds(3);
   EXPECT_EQ(Hears(2, young), "in it");
-  now_ += GroupParticipants::kHeardFor - seconds(4) + milliseconds(1);
+  now_ += GroupParticipants::kFailureVisibleFor - seconds(4) + milliseconds(1);
   EXPECT_EQ(Hears(0, In("a")), "in it");
   now_ += seconds(10);
   EXPECT_EQ(Hears(0, In("a")), "in it");
@@ -164,7 +164,7 @@ TEST_F(GroupParticipantsTest, AFailureThatIsToldLateLeavesItsRankTheTimeToComeAg
   group_.Update(1, {Aged(Failed(In("b")), seconds(90), seconds(8))}, now_);
   EXPECT_EQ(Hears(2, In("c2")), "in it");
   EXPECT_TRUE(group_.TakeEnded().empty()) << "rank 2 waits in it";
-  now_ += GroupParticipants::kComesAgain;
+  now_ += GroupParticipants::kRejoinGrace;
   EXPECT_EQ(Hears(2, In("c2")), "rank 1: a mistake");
 }
 
@@ -177,13 +177,13 @@ TEST_F(GroupParticipantsTest, JobsThatUseTheSameDaemonsHearNothingOfEachOther) {
   ASSERT_EQ(verdicts.size(), 1u);
   EXPECT_EQ(verdicts[0].id, "e0");
   EXPECT_TRUE(group_.TakeEnded().empty()) << "T waits in a load of the same files";
-  now_ += GroupParticipants::kStaysAway;
+  now_ += GroupParticipants::kAbsentAfter;
   EXPECT_EQ(Hears(0, Of("T", In("t0"))), "in it");
   group_.Update(1, {Of("T", In("t1"))}, now_);
   EXPECT_EQ(Hears(0, Of("E", In("e2", "/next"))), "in it");
-  now_ += GroupParticipants::kStaysAway;
+  now_ += GroupParticipants::kAbsentAfter;
   EXPECT_EQ(Hears(2, Of("E", In("later", "/next"))), "in it");
-  now_ += GroupParticipants::kStaysAway;
+  now_ += GroupParticipants::kAbsentAfter;
   EXPECT_EQ(Hears(2, Of("E", In("later", "/next"))), "rank 1: a mistake") << "T's call is none of E";
 }
 
@@ -199,7 +199,7 @@ TEST_F(GroupParticipantsTest, ARankThatFailedElsewhereAndStaysAwayIsHeardOfByTho
   group_.Update(1, {other}, now_);
   group_.Update(1, {Failed(other)}, now_);
   group_.Update(1, {}, now_);
-  now_ += GroupParticipants::kStaysAway - milliseconds(1);
+  now_ += GroupParticipants::kAbsentAfter - milliseconds(1);
   EXPECT_EQ(Hears(0, In("a")), "in it");
   now_ += milliseconds(1);
   EXPECT_EQ(Hears(0, In("a")), "rank 1: a mistake");
@@ -244,7 +244,7 @@ TEST_F(GroupParticipantsTest, ABarrierTakesNobodysPlaceOfTheOneBefore) {
     EXPECT_EQ(Hears(0, a), "in it");
     EXPECT_EQ(Hears(2, c), "in it");
     EXPECT_EQ(Hears(1, b), "");
-    // Rank 1 is released, and comes again before the others have heard.
+    // Rank 1 is released, and makes its next call before the others have reported.
     EXPECT_EQ(Hears(1, Waiting(In("next of b" + call))), "in it");
     EXPECT_EQ(Hears(0, a), "");
     EXPECT_EQ(Hears(2, c), "");

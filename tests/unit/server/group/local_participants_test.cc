@@ -67,7 +67,7 @@ TEST_F(LocalParticipantsTest, BarriersEndWithTheLeaderThatKnewOfThem) {
   const absl::Status why = absl::AbortedError("the leader is gone");
   local_.EndBarriers(why);
   EXPECT_THAT(answers_, ::testing::ElementsAre(why, why));
-  local_.Leave("places", absl::OkStatus(), Soon());  // has nothing more to say
+  local_.Leave("places", absl::OkStatus(), Soon());  // it was answered already
   EXPECT_EQ(local_.Snapshot(now_).size(), 1U);
   EXPECT_EQ(answers_.size(), 2U);
 }

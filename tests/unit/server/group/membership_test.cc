@@ -17,7 +17,7 @@ namespace {
 
 constexpr absl::StatusCode kRefused = absl::StatusCode::kFailedPrecondition;
 
-// A member that answers probes or does not.
+// A member that answers probes, or does not.
 class ProbedLink final : public MemberLink {
  public:
   explicit ProbedLink(absl::Status answer) : answer_(std::move(answer)) {}

@@ -511,7 +511,7 @@ TEST_F(LoadRunnerTest, AllHearThatItHasFailedBeforeTheCommunicatorIsGivenUp) {
     }
   };
   const PeerAccess peers = {group_.peer_memory(), *group_.rank(0).memory, keeper};
-  EXPECT_THAT(Run(ByRules("fsdp:3"), peers, CommChoice::kNccl).status, Says("no device's"));
+  EXPECT_THAT(Run(ByRules("fsdp:3"), peers, CommChoice::kNccl).status, Says("not in device memory"));
   EXPECT_EQ(told, 2u);
 }
 

@@ -28,7 +28,7 @@ class NodeTest : public ::testing::Test {
     return std::make_unique<Node>(*memory_, peer_memory_, std::move(options));
   }
   LoadRequest Request() { return RuleRequest("replicate:1", source_.path()); }
-  // Loads and waits for the end; the name.
+  // Loads and waits for the end. Returns the name.
   std::string Load(const LoadRequest& request) {
     const std::string name = node_->Load(request, "").value().info.name;
     node_->catalog().WatchEnd(name, Soon());
@@ -169,7 +169,7 @@ TEST_F(NodeTest, IsReadyAloneAtOnce) {
   EXPECT_EQ(node_->GetInfo().state, "READY");
 }
 
-// A leader on which every load fails before its name has reached the member.
+// A leader whose loads fail before their names have reached the member.
 class HastyLeader final : public LeaderLink {
  public:
   std::function<void(const std::string& name)> abort;
@@ -214,7 +214,7 @@ TEST_F(NodeTest, AMemberThatHasNotJoinedHasNoKeyForTrainers) {
   options.identity.rank = 1;
   options.identity.world_size = 2;
   options.on_secret = [](const std::string&) {};
-  options.leader = std::make_shared<HastyLeader>();  // which tells no secret
+  options.leader = std::make_shared<HastyLeader>();  // it sends no secret
   const Node member(*memory_, peer_memory_, std::move(options));
   EXPECT_THAT(member.TrainerKey(),
               FailsWith(absl::StatusCode::kUnavailable, reason::kRankMissing));
@@ -226,7 +226,7 @@ TEST_F(NodeTest, ALoadThatWaitsForARankHasTheTimeOfWhoeverWaitsLongest) {
   options.identity.world_size = 2;
   Node leader(*memory_, peer_memory_, std::move(options));
   const auto load = [&](const char* rules, std::chrono::seconds timeout) {
-    LoadRequest request = RuleRequest(rules, source_.path());  // and rank 1 never comes
+    LoadRequest request = RuleRequest(rules, source_.path());  // rank 1 never requests it
     request.timeout = timeout;
     return leader.Load(request, "").value();
   };
@@ -241,7 +241,7 @@ TEST_F(NodeTest, ALoadThatWaitsForARankHasTheTimeOfWhoeverWaitsLongest) {
   EXPECT_EQ(leader.catalog().Get(name).value().state, CheckpointState::kLoading);
 }
 
-// A leader that notes what it is asked for, and waits for other ranks for ever.
+// A leader that records requests, and waits for other ranks forever.
 class PatientLeader final : public LeaderLink {
  public:
   std::vector<LoadRequest> proposals;
@@ -306,7 +306,7 @@ TEST_F(NodeTest, ForcingALoadOutCancelsIt) {
   Node::Options options;
   options.identity.world_size = 2;
   Node leader(*memory_, peer_memory_, std::move(options));
-  const LoadRequest request = RuleRequest("fsdp:2", source_.path());  // and rank 1 never comes
+  const LoadRequest request = RuleRequest("fsdp:2", source_.path());  // rank 1 never requests it
   const std::string name = leader.Load(request, "").value().info.name;
   EXPECT_THAT(leader.Unload(name, false),
               FailsWith(absl::StatusCode::kFailedPrecondition, reason::kNotActive));

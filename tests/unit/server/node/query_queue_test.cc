@@ -23,7 +23,7 @@ class QuestionsTest : public ::testing::Test {
   absl::StatusOr<int> Ask(Question question, const CallContext& asker) {
     return questions_.Ask<int>(std::move(question), asker, "asking");
   }
-  // One that is being answered until LetGo.
+  // A query that runs until LetGo.
   std::future<absl::StatusOr<int>> Occupy() {
     const auto begun = std::make_shared<std::promise<void>>();
     auto asked = std::async(std::launch::async, [this, begun, held = hold_.get_future().share()] {

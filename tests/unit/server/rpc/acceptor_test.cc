@@ -1,4 +1,4 @@
-// Taking connections, also where this process runs out of descriptors.
+// Accepting connections, also when this process runs out of descriptors.
 #include "server/rpc/acceptor.h"
 
 #include <fcntl.h>
@@ -27,7 +27,7 @@
 namespace ckptd {
 namespace {
 
-// The soft limit of descriptors, until it goes.
+// Sets the soft limit of descriptors until it is destroyed.
 class FileLimit {
  public:
   explicit FileLimit(rlim_t most) {
@@ -51,7 +51,7 @@ int Connect(const UniqueFd& socket, int port) {
   return ::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address));
 }
 
-// All descriptors that are left.
+// Takes all descriptors that are left.
 std::vector<UniqueFd> TakeAll() {
   std::vector<UniqueFd> taken;
   for (UniqueFd fd(::dup(0)); fd.valid(); fd = UniqueFd(::dup(0))) taken.push_back(std::move(fd));
@@ -59,14 +59,14 @@ std::vector<UniqueFd> TakeAll() {
   return taken;
 }
 
-// UBSan looks at objects by way of a pipe, and calls them broken where it gets none.
+// UBSan checks objects through a pipe, and reports errors if it gets none.
 #ifdef __SANITIZE_ADDRESS__
 constexpr bool kSanitized = true;
 #else
 constexpr bool kSanitized = false;
 #endif
 
-// For as long as a server takes to notice that somebody has come.
+// Waits as long as a server needs to notice a connection.
 bool NobodyAnswers(const UniqueFd& client) {
   pollfd polled = {client.get(), POLLIN, 0};
   return ::poll(&polled, 1, 100) == 0;
@@ -93,7 +93,7 @@ class AcceptorTest : public ::testing::Test {
   Mutex mutex_;
   CondVar changed_;
   std::vector<UniqueFd> taken_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<Acceptor> acceptor_;  // first to go
+  std::unique_ptr<Acceptor> acceptor_;  // destroyed first
 };
 
 TEST_F(AcceptorTest, GivesEveryConnectionOnce) {
@@ -151,7 +151,7 @@ TEST(ListenTcp, SaysWhatIsWrongWithAnAddress) {
   }
 }
 
-// A server of gRPC over it.
+// The acceptor with a gRPC server.
 TEST(GrpcServerWithoutDescriptors, AnswersAgainOnceThereAreSome) {
   if (kSanitized) GTEST_SKIP() << "UBSan needs descriptors of its own";
   GroupServiceImpl service;
@@ -161,7 +161,8 @@ TEST(GrpcServerWithoutDescriptors, AnswersAgainOnceThereAreSome) {
     for (UniqueFd& client : clients) client = Socket();
     const FileLimit limit(128);
     std::vector<std::vector<UniqueFd>> all;
-    // What gRPC itself closes while it starts is one more for the first of them, which is closed.
+    // The server may close the first connection, because gRPC itself closes descriptors while it
+    // starts.
     const bool silent = std::any_of(std::begin(clients), std::end(clients), [&](const UniqueFd& client) {
       all.push_back(TakeAll());
       return Connect(client, server->port()) == 0 && NobodyAnswers(client);

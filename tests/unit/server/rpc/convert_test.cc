@@ -1,5 +1,4 @@
-// Values that cross the wire between daemons come back as they were, and pages
-// of a tensor table stay small.
+// Values that daemons send each other arrive unchanged, and pages of a tensor table stay small.
 #include "server/rpc/convert.h"
 
 #include <gmock/gmock.h>
@@ -21,7 +20,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// A layout that uses everything a layout can say.
+// A layout that uses every field.
 RankLayout RichLayout() {
   RankLayout layout;
   layout.rank = 1;
@@ -243,7 +242,7 @@ TEST(ConvertJoin, KeepsTheIdentityAndTheResidents) {
   EXPECT_EQ(residents[0].request_digests, resident.request_digests);
 }
 
-// What the receiver of `sent` has; none where protobuf refuses it.
+// The receiver's copy of `sent`. Empty if protobuf refuses it.
 template <typename Message>
 Message Received(const Message& sent) {
   Message received;

@@ -61,7 +61,7 @@ class FdServerTest : public ::testing::Test {
     answer.fds = std::move(received.fds);
     return answer;
   }
-  // Reads until the server closes; what it still said.
+  // Reads until the server closes. Returns what it sent.
   static std::string Rest(const UniqueFd& socket) {
     std::string rest;
     for (;;) {
@@ -85,7 +85,8 @@ TEST_F(FdServerTest, TheSocketIsForItsOwnerAlone) {
   EXPECT_EQ(info.st_mode & 0777, 0600u);
 }
 
-// The mode of the socket keeps others out, and so does the server should it be changed.
+// The socket's mode refuses other users. The server must refuse them as well if the mode is
+// changed.
 TEST_F(FdServerTest, AnotherUserIsRefusedEvenWithAToken) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
   Load(AttachMode::kShared);
@@ -93,13 +94,13 @@ TEST_F(FdServerTest, AnotherUserIsRefusedEvenWithAToken) {
   ASSERT_EQ(::chmod(path_.c_str(), 0666), 0);
   UniqueFd socket;
   std::thread([&] {
-    // The call itself is about this thread alone; glibc's would be about all of them.
+    // The system call changes this thread only; glibc's function would change all threads.
     ASSERT_EQ(::syscall(SYS_setresuid, -1, 65534, -1), 0);
     socket = Connect();
   }).join();
   const std::string token = Token();
   (void)SendWithFds(socket.get(), std::as_bytes(std::span(token)), {},
-                    Soon());  // may be closed by now
+                    Soon());  // may be closed already
   const auto answer = RecvWithFds(socket.get(), 16, kMaxFdsPerMessage, Soon());
   EXPECT_TRUE(!answer.ok() || answer->bytes.empty());
   EXPECT_FALSE(leases_.List().at(0).connected);
@@ -176,7 +177,7 @@ TEST_F(FdServerTest, WhatALeaseHolderSaysDoesNotEndItsLease) {
   Send(socket, Token());
   ASSERT_EQ(Receive(socket).status, 0u);
   Send(socket, "hello");
-  const UniqueFd other = Connect();  // once it is answered, the first was read
+  const UniqueFd other = Connect();  // once it is answered, the first one was read
   Send(other, Token());
   ASSERT_EQ(Receive(other).status, 0u);
   EXPECT_EQ(leases_.List().size(), 2u);

@@ -29,7 +29,7 @@ class GrpcServerTest : public ::testing::Test {
   absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const std::string& address) {
     return GrpcServer::Start({address}, {&service_});
   }
-  // A socket file that a daemon left behind when it was killed.
+  // A socket file left by a daemon that was killed.
   void LeaveStaleSocket() {
     const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM, 0));
     sockaddr_un address = {};

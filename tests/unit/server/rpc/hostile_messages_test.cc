@@ -1,4 +1,4 @@
-// Messages that no client of ours would send are errors, never crashes.
+// Messages that no client of ours would send must be errors, never crashes.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace {
 constexpr absl::StatusCode kInvalidArgument = absl::StatusCode::kInvalidArgument;
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
 
-// A good statement of one tensor "w" of shape [4]; tests spoil it.
+// A valid request with one tensor "w" of shape [4], which tests corrupt.
 class HostileLayout : public ::testing::Test {
  protected:
   HostileLayout() {

@@ -1,4 +1,4 @@
-// Sinks against a service that does what a test says.
+// Sinks with a service that does what the test wants.
 #include "server/rpc/transfer_stream.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ class ScriptedService final : public v1::TransferService::Service {
     context_ = context;
     return script(*stream);
   }
-  // Until the other side gives up.
+  // Waits until the other side cancels.
   void WaitForCancel() {
     while (!context_->IsCancelled()) std::this_thread::yield();
   }
@@ -44,7 +44,7 @@ class ScriptedService final : public v1::TransferService::Service {
   grpc::ServerContext* context_ = nullptr;
 };
 
-// Takes everything; `spoken` sees each message.
+// Receives everything. `spoken` gets each message.
 grpc::Status TakeAll(Stream& stream, const std::function<void(const v1::SendRequest&)>& spoken) {
   v1::SendRequest request;
   uint64_t frames = 0;

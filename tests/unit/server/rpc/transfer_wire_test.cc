@@ -25,7 +25,7 @@ Frame FrameOf(const std::string& payload) {
   return frame;
 }
 
-// The bytes on the wire, and back in slices of `step`.
+// The bytes on the wire, and below, the same in slices of `step`.
 std::string Bytes(const grpc::ByteBuffer& buffer) {
   std::vector<grpc::Slice> slices;
   EXPECT_TRUE(buffer.Dump(&slices).ok());

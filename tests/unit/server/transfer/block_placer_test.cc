@@ -1,4 +1,4 @@
-// What is left to a device, by a device that only notes what it is asked for.
+// Copies that a device does. The device only records its calls.
 #include "server/transfer/block_placer.h"
 
 #include <gtest/gtest.h>
@@ -29,14 +29,16 @@ class NotingLane final : public StagingLane {
     room_.resize(bytes);
     return room_;
   }
-  bool TakesBlocks(const StagedMemory&) const override { return notes_.takes_blocks; }
+  bool CanCopyFromBlocks(const StagedMemory&) const override { return notes_.takes_blocks; }
   std::span<std::byte> StageBlock(uint64_t begin, size_t bytes) override {
     if (notes_.failed) return {};
     notes_.begin = begin;
     notes_.block.assign(bytes, std::byte{0});
     return notes_.block;
   }
-  void Take(StagedMemory&, const BlockCopy& copy) override { notes_.copies.push_back(copy); }
+  void CopyFromBlock(StagedMemory&, const BlockCopy& copy) override {
+    notes_.copies.push_back(copy);
+  }
   absl::Status Finish() override { return absl::OkStatus(); }
 
  private:
@@ -59,7 +61,7 @@ class NotingMemory final : public StagedMemory {
   const uint64_t bytes_;
 };
 
-// One tensor of 512 rows; rank 0 takes `columns` of its `row` elements.
+// One tensor of 512 rows. Rank 0 takes `columns` of its `row` elements.
 class BlockPlacerTest : public ::testing::Test {
  protected:
   void Make(Dtype from, Dtype to, uint64_t row, uint64_t columns) {
@@ -120,34 +122,34 @@ TEST_F(BlockPlacerTest, LeavesCastsThatDoNotNarrow) {
 
 TEST_F(BlockPlacerTest, CastsHereWhatBecomesLess) {
   Make(Dtype::kF32, Dtype::kBF16, 512, 512);
-  EXPECT_FALSE(placer_->Takes(0));
+  EXPECT_FALSE(placer_->HandlesCopy(0));
   EXPECT_FALSE(Place(0, 64 << 10));
 }
 
 TEST_F(BlockPlacerTest, CopiesLongRunsHere) {
   Make(Dtype::kU8, Dtype::kU8, 512, 512);
-  EXPECT_FALSE(placer_->Takes(0)) << "all of it is one run";
+  EXPECT_FALSE(placer_->HandlesCopy(0)) << "all of it is one run";
   Make(Dtype::kU8, Dtype::kU8, 8192, 5000);
-  EXPECT_FALSE(placer_->Takes(0));
+  EXPECT_FALSE(placer_->HandlesCopy(0));
 }
 
 TEST_F(BlockPlacerTest, PassesNoBlockOnThatIsMostlyNotNeeded) {
   Make(Dtype::kU8, Dtype::kU8, 512, 200);
-  EXPECT_TRUE(placer_->Takes(0));
+  EXPECT_TRUE(placer_->HandlesCopy(0));
   EXPECT_FALSE(Place(0, 64 << 10));
   EXPECT_TRUE(notes_.block.empty());
 }
 
 TEST_F(BlockPlacerTest, PassesNoSmallBlockOn) {
   Make(Dtype::kU8, Dtype::kU8, 512, 300);
-  EXPECT_FALSE(Place(0, BlockPlacer::kLeastBlock - 1));
-  EXPECT_TRUE(Place(0, BlockPlacer::kLeastBlock));
+  EXPECT_FALSE(Place(0, BlockPlacer::kMinBlockBytes - 1));
+  EXPECT_TRUE(Place(0, BlockPlacer::kMinBlockBytes));
 }
 
 TEST_F(BlockPlacerTest, LeavesNothingToADeviceWithoutKernels) {
   notes_.takes_blocks = false;
   Make(Dtype::kU8, Dtype::kU8, 512, 300);
-  EXPECT_FALSE(placer_->Takes(0));
+  EXPECT_FALSE(placer_->HandlesCopy(0));
 }
 
 TEST_F(BlockPlacerTest, LeavesNothingToADeviceThatHasFailed) {

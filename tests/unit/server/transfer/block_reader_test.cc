@@ -23,7 +23,7 @@ namespace {
 
 constexpr uint64_t kBytes = 1 << 20;
 
-// One file of 1 MiB, read by each way.
+// One file of 1 MiB, read in each mode.
 class BlockReaderTest : public ::testing::TestWithParam<IoMode> {
  protected:
   void SetUp() override {
@@ -46,22 +46,22 @@ TEST_P(BlockReaderTest, ShowsTheBytesOfTheFile) {
   const auto compare = [&](std::span<const std::byte> data) {
     equal = std::equal(data.begin(), data.end(), world_.Content(0).begin() + 1000);
   };
-  ASSERT_OK(reader.Use(1000, 5000, compare));
+  ASSERT_OK(reader.WithBlock(1000, 5000, compare));
   EXPECT_TRUE(equal);
 }
 
 TEST(ReadTo, BringsCachedBytesToWhereTheyBelong) {
-  for (const IoMode way : {IoMode::kAuto, IoMode::kBuffer}) {
+  for (const IoMode io_mode : {IoMode::kAuto, IoMode::kBuffer}) {
     World world(1, 1);
     world.AddBytes(0, kBytes, 1);
     world.Finish(kBytes);
     WorkItem item;
     item.end = kBytes;
     const std::vector<WorkItem> items = {item};
-    SourceFiles files(world.index, items, way);
+    SourceFiles files(world.index, items, io_mode);
     BlockReader reader(files, 2);
     ASSERT_OK(reader.Begin(item, true));
-    ASSERT_EQ(reader.way(), IoMode::kBuffer);
+    ASSERT_EQ(reader.io_mode(), IoMode::kBuffer);
     std::vector<std::byte> place(2 * kReadBlockBytes + 77);
     ASSERT_OK(reader.ReadTo(1000, place));
     EXPECT_TRUE(std::equal(place.begin(), place.end(), world.Content(0).begin() + 1000));
@@ -74,18 +74,18 @@ TEST_P(BlockReaderTest, MapsWhatIsBroughtElsewhereOnlyIfNothingElseMayBe) {
   SourceFiles files(world_.index, items_, GetParam());
   BlockReader reader(files, 2);
   ASSERT_OK(reader.Begin(item_, true));
-  EXPECT_EQ(reader.way() == IoMode::kMap, GetParam() == IoMode::kMap);
+  EXPECT_EQ(reader.io_mode() == IoMode::kMap, GetParam() == IoMode::kMap);
 }
 
-// A clock of which every look takes `step`: so long lasts each touch of a mapping.
+// A clock that each call advances by `step`, so that each touch of a mapping takes that long.
 struct FakeClock {
   static std::chrono::steady_clock::time_point Now() { return time += step; }
   static inline std::chrono::steady_clock::time_point time;
   static inline std::chrono::nanoseconds step{0};
 };
 
-// By which way a cached MiB of a file of so many bytes is read.
-IoMode WayOfCached(uint64_t file_bytes, IoMode way, std::chrono::nanoseconds touch) {
+// The mode in which a cached MiB of a file of `file_bytes` is read.
+IoMode IoModeOfCached(uint64_t file_bytes, IoMode io_mode, std::chrono::nanoseconds touch) {
   const TempFolder folder;
   const std::string path = folder.Write("sparse", std::string(kBytes, 'x'));
   std::filesystem::resize_file(path, file_bytes);
@@ -94,23 +94,23 @@ IoMode WayOfCached(uint64_t file_bytes, IoMode way, std::chrono::nanoseconds tou
   WorkItem item;
   item.end = kBytes;
   const std::vector<WorkItem> items = {item};
-  SourceFiles files(index, items, way);
+  SourceFiles files(index, items, io_mode);
   FakeClock::step = touch;
   BlockReader reader(files, 2, MapProbe(FakeClock::Now));
   EXPECT_TRUE(reader.Begin(item).ok());
-  return reader.way();
+  return reader.io_mode();
 }
 
 TEST(CachedBytes, AreCopiedOutOfTheCacheWhereMappingIsSlow) {
   if (!SigbusGuardInForce()) GTEST_SKIP() << "nothing is mapped: another handler of SIGBUS";
-  EXPECT_EQ(WayOfCached(kLeastProbedFile, IoMode::kAuto, kSlowFault), IoMode::kMap);
-  EXPECT_EQ(WayOfCached(kLeastProbedFile, IoMode::kAuto, 2 * kSlowFault), IoMode::kBuffer);
+  EXPECT_EQ(IoModeOfCached(kMinProbedFileBytes, IoMode::kAuto, kSlowFault), IoMode::kMap);
+  EXPECT_EQ(IoModeOfCached(kMinProbedFileBytes, IoMode::kAuto, 2 * kSlowFault), IoMode::kBuffer);
 }
 
 TEST(CachedBytes, AreMappedWhateverItTakesIfSaidSoOrOfASmallFile) {
   if (!SigbusGuardInForce()) GTEST_SKIP() << "nothing is mapped: another handler of SIGBUS";
-  EXPECT_EQ(WayOfCached(kLeastProbedFile, IoMode::kMap, 2 * kSlowFault), IoMode::kMap);
-  EXPECT_EQ(WayOfCached(kLeastProbedFile - 1, IoMode::kAuto, 2 * kSlowFault), IoMode::kMap);
+  EXPECT_EQ(IoModeOfCached(kMinProbedFileBytes, IoMode::kMap, 2 * kSlowFault), IoMode::kMap);
+  EXPECT_EQ(IoModeOfCached(kMinProbedFileBytes - 1, IoMode::kAuto, 2 * kSlowFault), IoMode::kMap);
 }
 
 TEST(CachedBytes, AreReadAsWasFoundAheadWhateverHappenedSince) {
@@ -125,7 +125,7 @@ TEST(CachedBytes, AreReadAsWasFoundAheadWhateverHappenedSince) {
   items[1].end = 4 * kBytes;
   SourceFiles files(index, items, IoMode::kAuto);
   BlockReader reader(files, 2);
-  for (const WorkItem& item : items) ASSERT_FALSE(reader.Ahead(item));
+  for (const WorkItem& item : items) ASSERT_FALSE(reader.Prefetch(item));
   ASSERT_OK_AND_ASSIGN(const std::shared_ptr<OpenSource> source, files.Acquire(0));
   const int fd = source->file.fd.get();
   ASSERT_EQ(::fsync(fd), 0);
@@ -135,7 +135,7 @@ TEST(CachedBytes, AreReadAsWasFoundAheadWhateverHappenedSince) {
   }
   for (const WorkItem& item : items) {
     ASSERT_OK(reader.Begin(item));
-    EXPECT_EQ(reader.way(), IoMode::kMap) << item.begin;  // a second look would find it gone
+    EXPECT_EQ(reader.io_mode(), IoMode::kMap) << item.begin;  // a second look would find it gone
     reader.End();
   }
 }
@@ -150,9 +150,9 @@ TEST_P(BlockReaderTest, ReportsAFileThatWasCutSinceTheItemBegan) {
   const auto use = [&copy](std::span<const std::byte> data) {
     std::copy(data.begin(), data.end(), copy.begin());
   };
-  // A direct read of the item is done by the time the item has begun.
-  const bool before = reader.way() == IoMode::kDirect;
-  EXPECT_EQ(ReasonOf(reader.Use(0, 8192, use)), before ? "" : reason::kSourceChanged);
+  // A direct read of the item ends before Begin returns.
+  const bool before = reader.io_mode() == IoMode::kDirect;
+  EXPECT_EQ(ReasonOf(reader.WithBlock(0, 8192, use)), before ? "" : reason::kSourceChanged);
 }
 
 TEST_P(BlockReaderTest, ReportsAFileThatWasCutSinceItWasOpened) {
@@ -165,7 +165,7 @@ TEST_P(BlockReaderTest, ReportsAFileThatWasCutSinceItWasOpened) {
   const auto use = [&copy](std::span<const std::byte> data) {
     std::copy(data.begin(), data.end(), copy.begin());
   };
-  EXPECT_EQ(ReasonOf(reader.Use(0, 8192, use)), reason::kSourceChanged);
+  EXPECT_EQ(ReasonOf(reader.WithBlock(0, 8192, use)), reason::kSourceChanged);
 }
 
 TEST_P(BlockReaderTest, ShowsItemsThatWereReadAheadInTheirOrder) {
@@ -177,23 +177,24 @@ TEST_P(BlockReaderTest, ShowsItemsThatWereReadAheadInTheirOrder) {
   }
   SourceFiles files(world_.index, items_, GetParam());
   BlockReader reader(files, 3);
-  size_t asked = 0;
+  size_t prefetched = 0;
   std::vector<std::byte> all;
   for (size_t i = 0; i < items_.size(); ++i) {
-    asked = std::max(asked, i);
-    while (asked < items_.size() && reader.Ahead(items_[asked])) ++asked;
+    prefetched = std::max(prefetched, i);
+    while (prefetched < items_.size() && reader.Prefetch(items_[prefetched])) ++prefetched;
     ASSERT_OK(reader.Begin(items_[i]));
-    ASSERT_OK(reader.Use(items_[i].begin, static_cast<size_t>(items_[i].end - items_[i].begin),
-                         [&all](std::span<const std::byte> data) {
-                           all.insert(all.end(), data.begin(), data.end());
-                         }));
+    const auto bytes = static_cast<size_t>(items_[i].end - items_[i].begin);
+    ASSERT_OK(reader.WithBlock(items_[i].begin, bytes,
+                               [&all](std::span<const std::byte> data) {
+                                 all.insert(all.end(), data.begin(), data.end());
+                               }));
     reader.End();
-    asked = std::max(asked, i + 1);
+    prefetched = std::max(prefetched, i + 1);
   }
   EXPECT_TRUE(all == world_.Content(0));
 }
 
-// io_uring needs a descriptor; with none to be had it stands for a kernel without it.
+// io_uring needs a descriptor. A process that has none left is like one on a kernel without it.
 TEST(DirectReading, GivesWayToTheBufferWithoutIoUring) {
   World world{1, 1};
   world.AddBytes(0, kBytes, 1);
@@ -212,9 +213,9 @@ TEST(DirectReading, GivesWayToTheBufferWithoutIoUring) {
   const absl::Status begun = reader.Begin(item);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   ASSERT_OK(begun);
-  EXPECT_EQ(reader.way(), IoMode::kBuffer);
+  EXPECT_EQ(reader.io_mode(), IoMode::kBuffer);
   bool equal = false;
-  ASSERT_OK(reader.Use(0, 5000, [&](std::span<const std::byte> data) {
+  ASSERT_OK(reader.WithBlock(0, 5000, [&](std::span<const std::byte> data) {
     equal = std::equal(data.begin(), data.end(), world.Content(0).begin());
   }));
   EXPECT_TRUE(equal);
@@ -232,11 +233,11 @@ TEST(DirectReading, HappensWhereTheSystemOffersIt) {
   BlockReader reader(files, 2);
   ASSERT_OK(reader.Begin(item));
   const bool offered = source->direct.valid() && DirectReads::Create(1, kItemBytes) != nullptr;
-  EXPECT_EQ(reader.way(), offered ? IoMode::kDirect : IoMode::kBuffer);
+  EXPECT_EQ(reader.io_mode(), offered ? IoMode::kDirect : IoMode::kBuffer);
 }
 
-// One file of some MiB, in one item that is longer than a direct read may be, from an odd
-// offset to the end of the file.
+// One file of several MiB, in one item that is longer than one direct read, from an odd offset to
+// the end of the file.
 class LongItem : public ::testing::TestWithParam<IoMode> {
  protected:
   static constexpr uint64_t kBegin = 1001;
@@ -254,7 +255,7 @@ class LongItem : public ::testing::TestWithParam<IoMode> {
       offered_ = source_->direct.valid() && DirectReads::Create(1, kItemBytes) != nullptr;
     }
   }
-  // Uses all of it in blocks that some pieces end within; whether it is right.
+  // Uses all of it in blocks that do not match the reads. Returns whether the bytes are right.
   absl::StatusOr<bool> UseAll(BlockReader& reader) {
     constexpr size_t kBlock = kReadBlockBytes - 24;
     uint64_t right = 0;
@@ -264,7 +265,7 @@ class LongItem : public ::testing::TestWithParam<IoMode> {
         if (!std::equal(data.begin(), data.end(), world_.Content(0).begin() + at)) return;
         right += data.size();
       };
-      CKPTD_RETURN_IF_ERROR(reader.Use(at, bytes, compare));
+      CKPTD_RETURN_IF_ERROR(reader.WithBlock(at, bytes, compare));
     }
     return right == kEnd - kBegin;
   }
@@ -273,14 +274,14 @@ class LongItem : public ::testing::TestWithParam<IoMode> {
   std::vector<WorkItem> items_ = std::vector<WorkItem>(1);
   std::unique_ptr<SourceFiles> files_;
   std::shared_ptr<OpenSource> source_;
-  bool offered_ = true;  // by the system: this way
+  bool offered_ = true;  // whether this system has the mode
 };
 
 TEST_P(LongItem, IsShownWhole) {
   for (const size_t direct_reads : {1, 2, 8}) {
     for (const bool ahead : {false, true}) {
       BlockReader reader(*files_, direct_reads);
-      if (ahead) reader.Ahead(items_[0]);
+      if (ahead) reader.Prefetch(items_[0]);
       ASSERT_OK(reader.Begin(items_[0]));
       ASSERT_OK_AND_ASSIGN(const bool equal, UseAll(reader));
       EXPECT_TRUE(equal) << direct_reads << ahead;
@@ -292,17 +293,17 @@ TEST_P(LongItem, IsReadInOneWayToItsEnd) {
   BlockReader reader(*files_, 2);
   ASSERT_OK(reader.Begin(items_[0]));
   ASSERT_OK(UseAll(reader));
-  EXPECT_EQ(reader.way(), offered_ ? GetParam() : IoMode::kBuffer);
+  EXPECT_EQ(reader.io_mode(), offered_ ? GetParam() : IoMode::kBuffer);
 }
 
 TEST_P(LongItem, GoesOnThroughTheBufferWhereDirectReadsFail) {
   BlockReader reader(*files_, 1);
   ASSERT_OK(reader.Begin(items_[0]));
-  const bool direct = reader.way() == IoMode::kDirect;
-  source_->direct = UniqueFd();  // read ahead is nothing with one slot
+  const bool direct = reader.io_mode() == IoMode::kDirect;
+  source_->direct = UniqueFd();  // with one slot nothing was prefetched
   ASSERT_OK_AND_ASSIGN(const bool equal, UseAll(reader));
   EXPECT_TRUE(equal);
-  EXPECT_EQ(reader.way(), direct ? IoMode::kBuffer : GetParam());
+  EXPECT_EQ(reader.io_mode(), direct ? IoMode::kBuffer : GetParam());
   reader.End();
 }
 
@@ -318,7 +319,7 @@ TEST_P(LongItem, LeavesRoomForTheNextOneOnceItsEndIsInFlight) {
   ASSERT_OK(reader.Begin(items_[0]));
   EXPECT_FALSE(reader.HasRoom());
   ASSERT_OK(UseAll(reader));
-  EXPECT_EQ(reader.HasRoom(), reader.way() == IoMode::kDirect);
+  EXPECT_EQ(reader.HasRoom(), reader.io_mode() == IoMode::kDirect);
 }
 
 TEST_P(BlockReaderTest, ClosesAFileAfterItsLastItem) {

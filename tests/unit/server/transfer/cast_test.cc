@@ -131,7 +131,7 @@ std::vector<uint64_t> AllOf16Bits() {
   return all;
 }
 
-// Random bits, and what lies around every rounding boundary of narrow formats.
+// Random bits, and the neighbours of every rounding boundary of narrow formats.
 std::vector<uint64_t> Hard(Dtype dtype, size_t count) {
   std::mt19937_64 random(static_cast<uint64_t>(dtype));
   const Format f = FormatOf(dtype);
@@ -140,7 +140,7 @@ std::vector<uint64_t> Hard(Dtype dtype, size_t count) {
     uint64_t bits = random();
     if (dtype == Dtype::kF32) bits &= 0xffffffffu;
     values.push_back(bits);
-    // Exponents where F16 lives, with a tail of zeros so that ties are common.
+    // Exponents in the range of F16, with trailing zeros so that ties are common.
     const auto exponent = static_cast<uint64_t>(f.bias() - 28) + random() % 48;
     const uint64_t zeros = random() % static_cast<uint64_t>(f.fraction);
     const uint64_t fraction = FractionOf(bits, f) >> zeros << zeros;

@@ -16,8 +16,8 @@ namespace {
 constexpr uint64_t kMost = 64 << 10;
 constexpr uint64_t kBytes = 300'001;
 
-// A file whose byte at i is known, on a disk that may know O_DIRECT. No length or offset
-// in it is aligned.
+// A file whose byte at i is known, on a disk that may support O_DIRECT. No length or offset in it
+// is aligned.
 class DirectItemsTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -37,7 +37,7 @@ class DirectItemsTest : public ::testing::Test {
     item.end = end;
     return item;
   }
-  // Whether these bytes come, and are those of the file.
+  // Whether these bytes come and equal the file's.
   bool Brings(DirectItems& items, uint64_t begin, uint64_t end) {
     const std::span<std::byte> room = std::span(room_).first(end - begin);
     const std::span<const std::byte> data = items.Get(begin, room);
@@ -47,7 +47,7 @@ class DirectItemsTest : public ::testing::Test {
     }
     return true;
   }
-  // What is started from here on fails.
+  // Makes all further reads fail.
   void BreakFile() { source_->direct = UniqueFd(); }
 
   TempFolder folder_;
@@ -59,7 +59,7 @@ TEST_F(DirectItemsTest, BringALongItemUpToTheEndOfTheFileByAnyNumberOfSlots) {
   for (const size_t slots : {1, 2, 3, 9}) {
     for (const uint64_t block : {4096, 10'007, 150'000}) {
       const auto items = DirectItems::Create(slots, kMost);
-      ASSERT_TRUE(items->Ask(Item(1001, kBytes), source_, std::nullopt));
+      ASSERT_TRUE(items->Enqueue(Item(1001, kBytes), source_, std::nullopt));
       ASSERT_TRUE(items->Begin(std::nullopt));
       for (uint64_t at = 1001; at < kBytes; at += block) {
         ASSERT_TRUE(Brings(*items, at, std::min(at + block, kBytes))) << slots << " " << at;
@@ -71,17 +71,17 @@ TEST_F(DirectItemsTest, BringALongItemUpToTheEndOfTheFileByAnyNumberOfSlots) {
 
 TEST_F(DirectItemsTest, HaveTheNextPiecesInFlightWhileOneIsUsed) {
   const auto items = DirectItems::Create(3, kMost);
-  ASSERT_TRUE(items->Ask(Item(7, 7 + 4 * kMost), source_, std::nullopt));
+  ASSERT_TRUE(items->Enqueue(Item(7, 7 + 4 * kMost), source_, std::nullopt));
   ASSERT_TRUE(items->Begin(std::nullopt));
-  ASSERT_TRUE(Brings(*items, 7 + kMost, 8 + kMost));  // which leaves room for the fourth
+  ASSERT_TRUE(Brings(*items, 7 + kMost, 8 + kMost));  // leaves room for the fourth
   BreakFile();
   EXPECT_TRUE(Brings(*items, 7 + 2 * kMost, 7 + 4 * kMost));
 }
 
 TEST_F(DirectItemsTest, HaveTheNextItemInFlightWhileTheEndOfALongOneIsUsed) {
   const auto items = DirectItems::Create(2, kMost);
-  ASSERT_TRUE(items->Ask(Item(7, 7 + 2 * kMost), source_, std::nullopt));
-  ASSERT_TRUE(items->Ask(Item(200'000, 210'000), source_, std::nullopt));
+  ASSERT_TRUE(items->Enqueue(Item(7, 7 + 2 * kMost), source_, std::nullopt));
+  ASSERT_TRUE(items->Enqueue(Item(200'000, 210'000), source_, std::nullopt));
   ASSERT_TRUE(items->Begin(std::nullopt));
   ASSERT_TRUE(Brings(*items, 7 + kMost, 8 + kMost));
   BreakFile();
@@ -94,7 +94,7 @@ TEST_F(DirectItemsTest, HaveTheNextItemInFlightWhileTheEndOfALongOneIsUsed) {
 TEST_F(DirectItemsTest, HaveRoomOnceTheEndOfALongItemIsInFlight) {
   const auto items = DirectItems::Create(2, kMost);
   ASSERT_TRUE(items->HasRoom());
-  ASSERT_TRUE(items->Ask(Item(7, 7 + 3 * kMost), source_, std::nullopt));
+  ASSERT_TRUE(items->Enqueue(Item(7, 7 + 3 * kMost), source_, std::nullopt));
   ASSERT_TRUE(items->Begin(std::nullopt));
   for (const uint64_t piece : {0, 1, 2}) {
     EXPECT_FALSE(items->HasRoom()) << piece;
@@ -106,8 +106,8 @@ TEST_F(DirectItemsTest, HaveRoomOnceTheEndOfALongItemIsInFlight) {
 TEST_F(DirectItemsTest, StartNoMoreThanWhatIsNeeded) {
   const std::vector<SourceRange> needed = {{3, 4}, {5000, 6000}, {250'000, 260'000}};
   const auto items = DirectItems::Create(3, kMost);
-  ASSERT_TRUE(items->Ask(Item(3, kBytes), source_, needed));
-  EXPECT_TRUE(items->HasRoom());  // two reads do
+  ASSERT_TRUE(items->Enqueue(Item(3, kBytes), source_, needed));
+  EXPECT_TRUE(items->HasRoom());  // the item takes two reads
   ASSERT_TRUE(items->Begin(needed));
   for (const SourceRange& range : needed) EXPECT_TRUE(Brings(*items, range.begin, range.end));
 }
@@ -115,17 +115,17 @@ TEST_F(DirectItemsTest, StartNoMoreThanWhatIsNeeded) {
 TEST_F(DirectItemsTest, GoOnWithWhatIsNeededIfThatIsKnownLater) {
   const std::vector<SourceRange> needed = {{30'000, 80'000}, {250'000, 260'000}};
   const auto items = DirectItems::Create(2, kMost);
-  ASSERT_TRUE(items->Ask(Item(3, kBytes), source_, std::nullopt));
+  ASSERT_TRUE(items->Enqueue(Item(3, kBytes), source_, std::nullopt));
   ASSERT_TRUE(items->Begin(needed));
-  EXPECT_TRUE(Brings(*items, 30'000, 80'000));  // by the two reads that were started
+  EXPECT_TRUE(Brings(*items, 30'000, 80'000));  // from the two reads that were started
   BreakFile();
-  EXPECT_TRUE(Brings(*items, 250'000, 260'000));  // by the third
+  EXPECT_TRUE(Brings(*items, 250'000, 260'000));  // from the third
 }
 
 TEST_F(DirectItemsTest, BeginAtTheFirstBytesThatAreNeeded) {
   const std::vector<SourceRange> needed = {{250'000, 260'000}};
   const auto items = DirectItems::Create(2, kMost);
-  ASSERT_TRUE(items->Ask(Item(3, kBytes), source_, std::nullopt));
+  ASSERT_TRUE(items->Enqueue(Item(3, kBytes), source_, std::nullopt));
   ASSERT_TRUE(items->Begin(needed));
   EXPECT_TRUE(Brings(*items, 250'000, 260'000));
 }
@@ -133,8 +133,8 @@ TEST_F(DirectItemsTest, BeginAtTheFirstBytesThatAreNeeded) {
 TEST_F(DirectItemsTest, BringNothingOfAPieceThatFailsAndTheItemsAfterIt) {
   const auto items = DirectItems::Create(1, kMost);
   const UniqueFd good(::dup(source_->direct.get()));
-  ASSERT_TRUE(items->Ask(Item(7, 7 + 3 * kMost), source_, std::nullopt));
-  ASSERT_TRUE(items->Ask(Item(200'000, 210'000), source_, std::nullopt));
+  ASSERT_TRUE(items->Enqueue(Item(7, 7 + 3 * kMost), source_, std::nullopt));
+  ASSERT_TRUE(items->Enqueue(Item(200'000, 210'000), source_, std::nullopt));
   ASSERT_TRUE(items->Begin(std::nullopt));
   ASSERT_TRUE(Brings(*items, 7, 7 + kMost));
   BreakFile();
@@ -147,10 +147,10 @@ TEST_F(DirectItemsTest, BringNothingOfAPieceThatFailsAndTheItemsAfterIt) {
 
 TEST_F(DirectItemsTest, DoNotBeginPastTheEndOfTheFile) {
   const auto items = DirectItems::Create(2, kMost);
-  ASSERT_TRUE(items->Ask(Item(kBytes, kBytes + 1), source_, std::nullopt));
+  ASSERT_TRUE(items->Enqueue(Item(kBytes, kBytes + 1), source_, std::nullopt));
   EXPECT_FALSE(items->Begin(std::nullopt));
   items->End();
-  EXPECT_TRUE(items->none_asked());
+  EXPECT_TRUE(items->empty());
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kMost = 64 << 10;
 
-// A file of 200,001 bytes whose byte at i is known, on a disk that may know O_DIRECT.
+// A file of 200,001 bytes whose byte at i is known, on a disk that may support O_DIRECT.
 class DirectReadsTest : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -1,4 +1,4 @@
-// A transfer whose targets lie elsewhere: frames are cut, sent and placed.
+// A transfer to ranks whose memory is not mapped: frames are cut, sent and placed.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -18,10 +18,10 @@ namespace {
 constexpr uint64_t kMiB = 1 << 20;
 constexpr std::chrono::seconds kPatience{5};
 
-// Three ranks; those in `remote` get their bytes in frames.
-class Elsewhere {
+// Three ranks. Those in `remote` get their bytes in frames.
+class RemoteRanks {
  public:
-  Elsewhere(uint64_t seed, const std::vector<size_t>& remote, bool digests = true) {
+  RemoteRanks(uint64_t seed, const std::vector<size_t>& remote, bool digests = true) {
     FillAtRandom(world, seed, 5 * kMiB);
     world.Finish(3 * 4096);
     const auto index = std::make_shared<const CheckpointIndex>(world.index);
@@ -57,14 +57,14 @@ class Elsewhere {
 
 class Frames : public ::testing::TestWithParam<uint64_t> {};
 
-TEST_P(Frames, FillTheSlabsOfRanksElsewhereBesideMemoryThatIsHere) {
-  Elsewhere world(GetParam(), {1, 2});
+TEST_P(Frames, FillTheSlabsOfRemoteAndOfLocalRanks) {
+  RemoteRanks world(GetParam(), {1, 2});
   ASSERT_OK(RunTransfer(world.world.index, world.targets, world.options, world.progress));
   world.ExpectAllPlaced();
 }
 
 TEST_P(Frames, CarryWhatTheirRankNeedsAndNoMore) {
-  Elsewhere world(GetParam(), {0, 1, 2}, false);
+  RemoteRanks world(GetParam(), {0, 1, 2}, false);
   ASSERT_OK_AND_ASSIGN(const TransferResult result, RunTransfer(world.world.index, world.targets,
                                                                 world.options, world.progress));
   EXPECT_EQ(result.storage_bytes, world.world.NeededBytes());
@@ -95,7 +95,7 @@ class HostileFrame : public ::testing::Test {
                     .value();
   }
 
-  // Elements [first, last), right in every way.
+  // A valid frame with elements [first, last).
   FrameHeader Header(uint64_t first, uint64_t last) const {
     const auto bytes = Payload(first, last);
     return {0, offset_ + 4 * first, offset_ + 4 * last, Xxh3(bytes)};
@@ -161,7 +161,7 @@ TEST_F(HostileFrame, ThatEndsBeforeItBeginsIsRefused) {
 }
 
 TEST_F(HostileFrame, WithMoreOrFewerBytesThanThePlanNeedsIsRefused) {
-  EXPECT_THAT(Take(Header(0, 64), Payload(0, 65)), Says("260 bytes came, the plan needs 256"));
+  EXPECT_THAT(Take(Header(0, 64), Payload(0, 65)), Says("260 bytes came, and the plan needs 256"));
 }
 
 TEST_F(HostileFrame, WhereThePlanNeedsNothingIsRefused) {
@@ -198,7 +198,7 @@ TEST_F(HostileFrame, ThatNeverCameLeavesNoDigest) {
 }
 
 TEST(Sink, ThatFailsEndsTheTransferWithItsError) {
-  Elsewhere world(7, {1});
+  RemoteRanks world(7, {1});
   world.sinks[1]->on_send = [](const Frame&) {
     return MakeError(absl::StatusCode::kUnavailable, reason::kRankLost, "rank 1 is gone");
   };

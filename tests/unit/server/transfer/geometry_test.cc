@@ -129,7 +129,7 @@ TEST(RunCursor, VisitsTheRunsOfTwoLoopsFromAnyPosition) {
   ASSERT_OK_AND_ASSIGN(const Geometry g, MakeGeometry(op, 512));
   for (uint64_t at = 990; at < 3400; ++at) {
     const RunCursor cursor(g, at);
-    uint64_t index = 0;  // of the first run that ends past `at`
+    uint64_t index = 0;  // index of the first run that ends past `at`
     while (index < 12 && 1000 + index / 4 * 1000 + index % 4 * 100 + 10 <= at) ++index;
     ASSERT_EQ(cursor.done(), index == 12) << at;
     if (index == 12) continue;

@@ -1,5 +1,5 @@
-// Which items are read straight to their places in staging memory, and what is written
-// there once for several ranks.
+// Items that are read straight into staging memory, and bytes that are written there once for
+// several ranks.
 #include "server/transfer/item_placer.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace {
 constexpr uint64_t kRow = 1000;   // elements
 constexpr uint64_t kRows = 400;
 
-// A file of rows of F32; what is read is in the page cache.
+// A file of rows of F32. What is read is in the page cache.
 class ReadToItsPlace : public ::testing::Test {
  protected:
   void SetUp() override { at_ = world_.AddBytes(0, kRows * kRow * 4, 3); }
@@ -27,7 +27,7 @@ class ReadToItsPlace : public ::testing::Test {
   }
   static Box3 Rows(uint64_t from, uint64_t count) { return {{0, from, 0}, {1, count, kRow}}; }
 
-  // The source bytes that went to their places by a mapping, of a load of everything.
+  // Loads everything. Returns the source bytes that were read through a mapping.
   uint64_t Mapped() {
     world_.Finish(1 << 20);
     std::vector<std::shared_ptr<BytesInProcess>> memory;
@@ -56,7 +56,7 @@ class ReadToItsPlace : public ::testing::Test {
   World world_{1, 2};
   uint64_t at_ = 0;
   bool digests_ = false;
-  uint64_t written_ = 0;  // into staging memory
+  uint64_t written_ = 0;  // bytes written into staging memory
 };
 
 TEST_F(ReadToItsPlace, IsWhatEachRankTakesAsItIs) {

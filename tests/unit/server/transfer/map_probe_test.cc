@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kItem = 1 << 20;
 
-// A clock of which every look takes `step`, so that a touch lasts exactly that.
+// A clock that each call advances by `step`, so that a touch takes exactly that.
 struct FakeClock {
   static std::chrono::steady_clock::time_point Now() {
     ++looks;
@@ -46,12 +46,12 @@ class MapProbeTest : public ::testing::Test {
   MapProbe probe_{FakeClock::Now};
 };
 
-// How many of the next `items` items it answers without a look at the clock.
+// How many of the next `items` items get an answer without a probe.
 int EnabledFor(MapProbe& probe, std::span<const std::byte> item, int items) {
   int trusted = 0;
   for (int i = 0; i < items; ++i) {
     const int looks = FakeClock::looks;
-    probe.Slow(item);
+    probe.IsSlow(item);
     trusted += FakeClock::looks == looks ? 1 : 0;
   }
   return trusted;
@@ -59,19 +59,19 @@ int EnabledFor(MapProbe& probe, std::span<const std::byte> item, int items) {
 
 TEST_F(MapProbeTest, CallsAMappingSlowWhoseReachesLastLongerThanTheLimit) {
   FakeClock::step = kSlowFault + std::chrono::nanoseconds(1);
-  EXPECT_TRUE(probe_.Slow(mapping_.span()));
+  EXPECT_TRUE(probe_.IsSlow(mapping_.span()));
 }
 
 TEST_F(MapProbeTest, CallsAMappingQuickWhoseReachesLastNoLonger) {
   FakeClock::step = kSlowFault;
-  EXPECT_FALSE(probe_.Slow(mapping_.span()));
+  EXPECT_FALSE(probe_.IsSlow(mapping_.span()));
 }
 
 TEST_F(MapProbeTest, TrustsAnAnswerForMoreItemsTheOftenerItWasFound) {
   for (const bool slow : {true, false}) {
     MapProbe probe(FakeClock::Now);
     FakeClock::step = 2 * kSlowFault * (slow ? 1 : 0);
-    if (slow) probe.Slow(mapping_.span());  // what was not expected counts from the second time on
+    if (slow) probe.IsSlow(mapping_.span());  // a changed answer counts from the second time on
     for (const int trusted : {1, 3, 7, 15, 31, 63, 63, 63}) {
       EXPECT_EQ(EnabledFor(probe, mapping_.span(), 1), 0) << "before " << trusted;
       EXPECT_EQ(EnabledFor(probe, mapping_.span(), trusted), trusted);
@@ -81,9 +81,9 @@ TEST_F(MapProbeTest, TrustsAnAnswerForMoreItemsTheOftenerItWasFound) {
 
 TEST_F(MapProbeTest, LooksAtTheNextItemWhenTheAnswerChanges) {
   FakeClock::step = 2 * kSlowFault;
-  for (int i = 0; i < 100; ++i) EXPECT_TRUE(probe_.Slow(mapping_.span()));
+  for (int i = 0; i < 100; ++i) EXPECT_TRUE(probe_.IsSlow(mapping_.span()));
   FakeClock::step = std::chrono::nanoseconds(0);
-  while (probe_.Slow(mapping_.span())) {
+  while (probe_.IsSlow(mapping_.span())) {
   }
   EXPECT_EQ(EnabledFor(probe_, mapping_.span(), 1), 0);
 }
@@ -92,23 +92,23 @@ TEST_F(MapProbeTest, TrustsNoItemThatStandsAlone) {
   for (int i = 0; i < 3; ++i) {
     for (const bool slow : {true, false}) {
       FakeClock::step = 2 * kSlowFault * (slow ? 1 : 0);
-      EXPECT_EQ(probe_.Slow(mapping_.span()), slow);
+      EXPECT_EQ(probe_.IsSlow(mapping_.span()), slow);
     }
   }
 }
 
 TEST_F(MapProbeTest, SaysNothingOfAnItemTooShortToTry) {
   FakeClock::step = 2 * kSlowFault;
-  EXPECT_FALSE(probe_.Slow(mapping_.span().first(kFaultReach)));
+  EXPECT_FALSE(probe_.IsSlow(mapping_.span().first(kFaultAroundBytes)));
   EXPECT_EQ(FakeClock::looks, 0);
 }
 
 TEST_F(MapProbeTest, SurvivesAFileThatIsCut) {
   if (!SigbusGuardInForce()) GTEST_SKIP() << "a sanitizer owns SIGBUS here";
   FakeClock::step = 2 * kSlowFault;
-  // What is there is slow, and most of what is looked at.
-  std::filesystem::resize_file(path_, 5 * kFaultReach);
-  EXPECT_FALSE(probe_.Slow(mapping_.span()));
+  // The bytes that the file still has are slow, and most of the probe touches these.
+  std::filesystem::resize_file(path_, 5 * kFaultAroundBytes);
+  EXPECT_FALSE(probe_.IsSlow(mapping_.span()));
 }
 
 }  // namespace

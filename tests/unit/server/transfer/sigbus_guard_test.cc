@@ -49,9 +49,8 @@ TEST_F(SigbusGuard, ReportsAReadOfBytesThatWentAwayEveryTime) {
   }
 }
 
-// "As before" is the action that the process found when its guard was installed:
-// the default one here, whatever whoever started it has put there (sanitizers
-// report the signal and exit).
+// "As before" means the action that the process had when its guard was installed. Here that is
+// the default one, whatever the parent process has set (sanitizers report the signal and exit).
 [[maybe_unused]] const auto kActionBefore = ::signal(SIGBUS, SIG_DFL);
 
 using SigbusGuardDeathTest = SigbusGuard;

@@ -42,16 +42,16 @@ class SlabSpansOf : public testing::TestWithParam<SpanCase> {
 TEST_P(SlabSpansOf, AllStepsTogetherAreEveryByteOfEveryTensorOnce) {
   const ScatterOrder order = OrderScatter(*index_, {200, 5});
   for (const RankPlan& plan : plans_) {
-    // 0: padding, 1: of a tensor; counted down by the spans.
+    // 0: padding, 1: a byte of a tensor. The spans count it down.
     std::vector<int> left(plan.slab_bytes, 0);
     for (const PlannedTensor& tensor : plan.tensors) {
       std::fill_n(left.begin() + static_cast<ptrdiff_t>(tensor.offset), tensor.bytes, 1);
     }
     const std::vector<int> tensors = left;
-    ASSERT_OK_AND_ASSIGN(const SlabSpans spans, SlabSpans::Of(plan));
+    ASSERT_OK_AND_ASSIGN(const SlabSpans spans, SlabSpans::Make(plan));
     uint64_t bytes = 0;
     for (const ScatterStep& step : order.steps) {
-      const StepShare share = spans.In(step);
+      const StepShare share = spans.Received(step);
       uint64_t end = 0;
       for (const SlabSpan& span : share.spans) {
         ASSERT_GT(span.bytes, 0u);
@@ -75,13 +75,13 @@ TEST_P(SlabSpansOf, AreTheSameInTheWholePlanAndInThatOfTheStepsWindow) {
   const ScatterOrder order = OrderScatter(*index_, {200, 5});
   const auto windows = group_->WindowsAt(order.windows);
   for (const RankPlan& plan : plans_) {
-    ASSERT_OK_AND_ASSIGN(const SlabSpans whole, SlabSpans::Of(plan));
+    ASSERT_OK_AND_ASSIGN(const SlabSpans whole, SlabSpans::Make(plan));
     for (const ScatterStep& step : order.steps) {
       const GroupPlan::Open open = group_->OpenWindow(windows[step.window]);
       ASSERT_OK_AND_ASSIGN(const RankPlan part, open.PlanOf(*group_->Find(plan.rank)));
-      ASSERT_OK_AND_ASSIGN(const SlabSpans spans, SlabSpans::Of(part));
-      EXPECT_EQ(spans.In(step).spans, whole.In(step).spans);
-      EXPECT_EQ(spans.In(step).tensor_bytes, whole.In(step).tensor_bytes);
+      ASSERT_OK_AND_ASSIGN(const SlabSpans spans, SlabSpans::Make(part));
+      EXPECT_EQ(spans.Received(step).spans, whole.Received(step).spans);
+      EXPECT_EQ(spans.Received(step).tensor_bytes, whole.Received(step).tensor_bytes);
     }
   }
 }
@@ -121,11 +121,11 @@ RankPlan TwoTensors(uint64_t gap) {
 TEST(SlabSpans, ShortPaddingBetweenWholeTensorsIsSentAlong) {
   const RankPlan near = TwoTensors(SlabSpans::kJoinGap);
   const RankPlan far = TwoTensors(SlabSpans::kJoinGap + 1);
-  EXPECT_EQ(SlabSpans::Of(near)->In({0, 0, 0, 2000}).spans.size(), 1u);
-  EXPECT_EQ(SlabSpans::Of(far)->In({0, 0, 0, 2000}).spans.size(), 2u);
+  EXPECT_EQ(SlabSpans::Make(near)->Received({0, 0, 0, 2000}).spans.size(), 1u);
+  EXPECT_EQ(SlabSpans::Make(far)->Received({0, 0, 0, 2000}).spans.size(), 2u);
 }
 
-// Of which a window that lacks the one in the middle sees the others alone.
+// A window without the middle tensor sees only the two others.
 RankPlan ThreeTensors(uint64_t middle, uint64_t last) {
   RankPlan plan = TwoTensors(0);
   plan.tensors[1].offset = plan.ops[1].slab_offset = last;
@@ -142,11 +142,11 @@ RankPlan ThreeTensors(uint64_t middle, uint64_t last) {
 }
 
 void ExpectTheSameWithoutTheMiddleOne(RankPlan plan) {
-  const auto whole = SlabSpans::Of(plan)->In({0, 0, 0, 2000}).spans;
+  const auto whole = SlabSpans::Make(plan)->Received({0, 0, 0, 2000}).spans;
   EXPECT_EQ(whole.size(), 2u);
   plan.tensors.pop_back();
   plan.ops.pop_back();
-  EXPECT_EQ(SlabSpans::Of(plan)->In({0, 0, 0, 2000}).spans, whole);
+  EXPECT_EQ(SlabSpans::Make(plan)->Received({0, 0, 0, 2000}).spans, whole);
 }
 
 TEST(SlabSpans, ATensorThatOnlyTheWholePlanShowsIsNoPadding) {
@@ -161,11 +161,11 @@ TEST(SlabSpans, AMemberOfAFlatParameterThatOnlyTheWholePlanShowsIsNoPadding) {
 
 TEST(SlabSpans, BytesOfAnotherStepAreNeverSentAlong) {
   const RankPlan plan = TwoTensors(24);
-  ASSERT_OK_AND_ASSIGN(const SlabSpans spans, SlabSpans::Of(plan));
-  // The end of the first tensor is missing: what lies there came in an earlier step.
-  EXPECT_EQ(spans.In({0, 0, 500, 1990}).spans,
+  ASSERT_OK_AND_ASSIGN(const SlabSpans spans, SlabSpans::Make(plan));
+  // The end of the first tensor is not in this step; an earlier step brought it.
+  EXPECT_EQ(spans.Received({0, 0, 500, 1990}).spans,
             (std::vector<SlabSpan>{{500, 524 + 990}}));
-  EXPECT_EQ(spans.In({0, 0, 100, 900}).spans, (std::vector<SlabSpan>{{100, 800}}));
+  EXPECT_EQ(spans.Received({0, 0, 100, 900}).spans, (std::vector<SlabSpan>{{100, 800}}));
 }
 
 }  // namespace

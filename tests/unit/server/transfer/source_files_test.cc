@@ -19,9 +19,9 @@
 
 namespace ckptd {
 
-void PrintTo(IoMode way, std::ostream* out) {
+void PrintTo(IoMode io_mode, std::ostream* out) {
   constexpr const char* kNames[] = {"auto", "map", "buffer", "direct"};
-  *out << kNames[static_cast<size_t>(way)];
+  *out << kNames[static_cast<size_t>(io_mode)];
 }
 
 namespace {
@@ -37,7 +37,8 @@ class SourceFilesTest : public ::testing::Test {
     items_ = {item_};
   }
 
-  // What is open of a file: of an empty one nothing is cached, of one in memory all.
+  // An open file of which `cached` says whether it is in the page cache: an empty one is not, a
+  // file in memory is.
   static std::unique_ptr<OpenSource> Open(bool cached, bool mappable, bool direct) {
     auto source = std::make_unique<OpenSource>();
     source->file.fd = UniqueFd(::memfd_create("source", MFD_CLOEXEC));
@@ -49,8 +50,8 @@ class SourceFilesTest : public ::testing::Test {
     if (direct) source->direct = UniqueFd(::memfd_create("direct", MFD_CLOEXEC));
     return source;
   }
-  IoMode WayOf(IoMode wanted, const OpenSource& source) const {
-    return SourceFiles(world_.index, items_, wanted).WayOf(source, item_);
+  IoMode IoModeOf(IoMode wanted, const OpenSource& source) const {
+    return SourceFiles(world_.index, items_, wanted).ChooseIoMode(source, item_);
   }
   std::shared_ptr<OpenSource> Acquire(IoMode wanted) {
     auto source = SourceFiles(world_.index, items_, wanted).Acquire(0);
@@ -64,20 +65,20 @@ class SourceFilesTest : public ::testing::Test {
 };
 
 TEST_F(SourceFilesTest, WhatIsCachedIsMappedIfItCanBe) {
-  EXPECT_EQ(WayOf(IoMode::kAuto, *Open(true, true, true)), IoMode::kMap);
-  EXPECT_EQ(WayOf(IoMode::kAuto, *Open(true, false, true)), IoMode::kBuffer);
+  EXPECT_EQ(IoModeOf(IoMode::kAuto, *Open(true, true, true)), IoMode::kMap);
+  EXPECT_EQ(IoModeOf(IoMode::kAuto, *Open(true, false, true)), IoMode::kBuffer);
 }
 
 TEST_F(SourceFilesTest, WhatIsNotCachedIsReadPastTheCacheIfItCanBe) {
-  EXPECT_EQ(WayOf(IoMode::kAuto, *Open(false, true, true)), IoMode::kDirect);
-  EXPECT_EQ(WayOf(IoMode::kAuto, *Open(false, true, false)), IoMode::kBuffer);
+  EXPECT_EQ(IoModeOf(IoMode::kAuto, *Open(false, true, true)), IoMode::kDirect);
+  EXPECT_EQ(IoModeOf(IoMode::kAuto, *Open(false, true, false)), IoMode::kBuffer);
 }
 
 TEST_F(SourceFilesTest, AWayThatWasAskedForIsTakenWhateverIsCached) {
   for (const bool cached : {false, true}) {
-    for (const IoMode way : {IoMode::kMap, IoMode::kBuffer, IoMode::kDirect}) {
-      EXPECT_EQ(WayOf(way, *Open(cached, true, true)), way);
-      EXPECT_EQ(WayOf(way, *Open(cached, false, false)), IoMode::kBuffer);
+    for (const IoMode io_mode : {IoMode::kMap, IoMode::kBuffer, IoMode::kDirect}) {
+      EXPECT_EQ(IoModeOf(io_mode, *Open(cached, true, true)), io_mode);
+      EXPECT_EQ(IoModeOf(io_mode, *Open(cached, false, false)), IoMode::kBuffer);
     }
   }
 }
@@ -90,7 +91,7 @@ TEST_F(SourceFilesTest, AFileIsOpenForTheWaysThatMayBeTakenAndNoOther) {
   EXPECT_FALSE(Acquire(IoMode::kDirect)->mapping.valid());
   EXPECT_FALSE(Acquire(IoMode::kMap)->direct.valid());
   EXPECT_FALSE(Acquire(IoMode::kBuffer)->direct.valid());
-  // Some file systems know no O_DIRECT.
+  // Some file systems do not support O_DIRECT.
   const UniqueFd direct(::open(world_.index.files[0].path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
   EXPECT_EQ(Acquire(IoMode::kAuto)->direct.valid(), direct.valid());
   EXPECT_EQ(Acquire(IoMode::kDirect)->direct.valid(), direct.valid());
@@ -106,16 +107,16 @@ TEST_F(SourceFilesTest, MemoryOfAProcessIsReadThroughTheBufferWhateverWasAskedFo
   item.begin = index->tensors[0].pieces[0].offset;
   item.end = item.begin + kBytes;
   const std::vector<WorkItem> items = {item};
-  for (const IoMode way : {IoMode::kAuto, IoMode::kMap, IoMode::kBuffer, IoMode::kDirect}) {
-    SourceFiles files(*index, items, way);
+  for (const IoMode io_mode : {IoMode::kAuto, IoMode::kMap, IoMode::kBuffer, IoMode::kDirect}) {
+    SourceFiles files(*index, items, io_mode);
     BlockReader reader(files, 2);
     ASSERT_OK(reader.Begin(item));
-    EXPECT_EQ(reader.way(), IoMode::kBuffer);
+    EXPECT_EQ(reader.io_mode(), IoMode::kBuffer);
     bool equal = false;
     const auto compare = [&equal](std::span<const std::byte> found) {
       equal = std::count(found.begin(), found.end(), std::byte{7}) == 5000;
     };
-    EXPECT_OK(reader.Use(item.begin + 1000, 5000, compare));
+    EXPECT_OK(reader.WithBlock(item.begin + 1000, 5000, compare));
     EXPECT_TRUE(equal);
     reader.End();
   }
@@ -124,7 +125,7 @@ TEST_F(SourceFilesTest, MemoryOfAProcessIsReadThroughTheBufferWhateverWasAskedFo
 TEST_F(SourceFilesTest, AFileThatWasJustWrittenIsCached) {
   const auto source = Acquire(IoMode::kAuto);
   EXPECT_TRUE(SourceFiles::Cached(*source, item_));
-  EXPECT_EQ(WayOf(IoMode::kAuto, *source), IoMode::kMap);
+  EXPECT_EQ(IoModeOf(IoMode::kAuto, *source), IoMode::kMap);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Who is told what of a transfer that goes step by step.
+// The calls that a StepUser gets during a transfer in steps.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t kRanks = 6;
 
-// Notes what it is told; fails where it is told to.
+// Records its calls, and fails where the test wants it.
 class NotingUser final : public StepUser {
  public:
   absl::Status Plan(size_t step, std::span<const RankPlan* const> plans) override {
@@ -109,7 +109,7 @@ TEST_P(Steps, ArePlannedEnteredAndFilledOnceEachAndNobodyIsToldToStop) {
   ASSERT_GT(count, 3u);
   EXPECT_EQ(user_.planned.size(), count);
   EXPECT_EQ(user_.filled.size(), count);
-  // A step without bytes for anybody has nobody who enters it.
+  // Nobody enters a step without bytes.
   EXPECT_TRUE(std::includes(user_.filled.begin(), user_.filled.end(), user_.entered.begin(),
                             user_.entered.end()));
   EXPECT_TRUE(user_.stopped.empty());

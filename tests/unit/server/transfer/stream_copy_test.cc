@@ -19,7 +19,8 @@ std::vector<std::byte> Pattern(size_t n) {
   return bytes;
 }
 
-// Four pages go side by side: lengths about one and two such groups, and below the first.
+// Four pages are copied at the same time. Lengths are near one and two such groups, and below the
+// first.
 constexpr size_t kGroup = 4 * 4096;
 
 TEST(StreamCopy, CopiesAnyLengthBetweenAnyAlignmentsAndNothingElse) {

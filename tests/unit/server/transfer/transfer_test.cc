@@ -1,4 +1,4 @@
-// Plans that cannot be, and small parts of a transfer; the rest is in tests/contract/transfer.
+// Impossible plans, and small parts of a transfer. The rest is in tests/contract/transfer.
 #include "server/transfer/transfer.h"
 
 #include <fcntl.h>
@@ -34,7 +34,7 @@ class BigFile : public ::testing::TestWithParam<bool> {
                        {{0, rank * 2048, 0}, {1, 2048, 4096}});
     }
     world_.Finish(64 * kMiB);
-    options_.way = GetParam() ? IoMode::kAuto : IoMode::kBuffer;
+    options_.io_mode = GetParam() ? IoMode::kAuto : IoMode::kBuffer;
     options_.threads = 2;
   }
 
@@ -82,7 +82,7 @@ INSTANTIATE_TEST_SUITE_P(ReadThrough, BigFile, ::testing::Bool(),
 
 // Whether this process has the file open.
 bool IsOpen(const std::string& path) {
-  std::error_code ended;  // a descriptor that the folder had
+  std::error_code ended;  // a descriptor that only listed the folder
   for (const auto& fd : std::filesystem::directory_iterator("/proc/self/fd")) {
     if (std::filesystem::read_symlink(fd.path(), ended) == path) return true;
   }
@@ -104,7 +104,7 @@ TEST(LongDirectItem, HasTheNextOneReadAheadBeforeItIsDone) {
   TransferProgress progress(1);
   TransferOptions options;
   options.threads = 1;
-  options.way = IoMode::kDirect;
+  options.io_mode = IoMode::kDirect;
   bool ahead = false;
   options.interrupted = [&] {
     const bool first_is_done = progress.storage_bytes > 0;
@@ -144,7 +144,7 @@ TEST(DirtyPadding, NamesTheTensorBehindWhichABitIsSet) {
   EXPECT_EQ(DirtyPadding(plan, slab).value(), std::set<uint32_t>{1});
 }
 
-// A slab of 64 MiB, with so many bytes of a tensor at the start of each 512.
+// Zeroes the padding of a slab of 64 MiB that has `bytes` of a tensor at the start of each 512.
 std::shared_ptr<BytesInProcess> ClearedBetween(size_t tensors, uint64_t bytes, RankPlan& plan) {
   for (uint32_t i = 0; i < tensors; ++i) {
     PlannedTensor& tensor = plan.tensors.emplace_back();

@@ -28,7 +28,7 @@ class WindowQueueTest : public ::testing::Test {
     end_ = ((rows - 1) << 20) + columns * 4;
   }
 
-  // How many items each claim of `most` has; they follow each other and none is left out.
+  // How many items each claim of `most` gets. They follow each other and none is missing.
   std::vector<size_t> Runs(size_t most) {
     const WindowSource source = WholePlans(world_.index, world_.targets);
     const std::vector<SlabMap> slabs = {SlabMap(world_.targets[0].slab)};
@@ -53,8 +53,8 @@ class WindowQueueTest : public ::testing::Test {
   }
 
   World world_{1, 1};
-  uint64_t end_ = 0;      // of what is needed
-  uint64_t longest_ = 0;  // item, in bytes
+  uint64_t end_ = 0;      // end of the needed bytes
+  uint64_t longest_ = 0;  // bytes of the longest item
 };
 
 TEST_F(WindowQueueTest, HandsOutRunsThatFollowEachOther) {

@@ -253,8 +253,8 @@ TEST_F(HostPeerMemoryTest, MoreSegmentsThanOneRequestAsksForAreAllMapped) {
   EXPECT_EQ(view.segments.size(), kMany);
 }
 
-// The daemon is another process: its slab is described over a pipe as numbers,
-// and it reports what it finds in its memory after the leader wrote there.
+// The daemon is another process. It describes its slab over a pipe, and reports its memory's
+// content after the leader has written to it.
 TEST(HostPeerMemoryAcrossProcesses, TheLeaderFillsAnotherProcessesMemory) {
   const TempFolder folder;
   const std::string socket_path = folder / "peer.sock";

@@ -1,4 +1,4 @@
-// What another daemon's memory socket may answer with, and what becomes of it.
+// Wrong answers of another daemon's memory socket, and how they are handled.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -52,8 +52,7 @@ class LyingPeerTest : public testing::Test {
     leader_.SetSecret(kSecret);
   }
 
-  // A daemon that answers with `segment` whatever it is asked for, and says that the
-  // slab takes `bytes` of it.
+  // A daemon that always answers with `segment`, and says that the slab takes `bytes` of it.
   absl::StatusOr<SlabView> MapWhatIsGiven(UniqueFd segment, uint64_t bytes) {
     given_ = std::move(segment);
     if (socket_ == nullptr) {
@@ -67,7 +66,7 @@ class LyingPeerTest : public testing::Test {
     slab_.segments = {{1, bytes}};
     return leader_.Map(slab_, Soon());
   }
-  // Memory that `given_` takes.
+  // Memory that `given_` occupies.
   uint64_t TakenBytes() const {
     struct stat info = {};
     EXPECT_EQ(::fstat(given_.get(), &info), 0);
@@ -90,7 +89,7 @@ TEST_F(LyingPeerTest, MemoryThatItsOwnerCouldCutIsRefused) {
   for (const unsigned seals : {0, F_SEAL_GROW}) {
     const auto view = MapWhatIsGiven(Memfd(kPage, seals), kPage);
     EXPECT_THAT(view, FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
-    EXPECT_THAT(view, Says("no memfd of sealed size"));
+    EXPECT_THAT(view, Says("not a memfd with a sealed size"));
     EXPECT_EQ(FactsOf(view.status()).at("rank"), "3");
   }
 }
@@ -127,7 +126,7 @@ TEST_F(LyingPeerTest, LessMemoryThanAnnouncedIsRefused) {
   EXPECT_THAT(MapWhatIsGiven(Memfd(kPage), uint64_t{1} << 63), Says("should hold"));
 }
 
-// A segment may be larger than what the slab takes of it; a size costs its owner nothing.
+// A segment may be larger than the slab's part. A large size costs its owner nothing.
 TEST_F(LyingPeerTest, PagesAreMadeOnlyOfWhatTheSlabTakes) {
   ASSERT_OK(MapWhatIsGiven(Memfd(64 * kHugePageBytes), 5 * kPage));
   EXPECT_LE(TakenBytes(), kHugePageBytes);
@@ -144,7 +143,7 @@ TEST_F(LyingPeerTest, NothingOfARefusedAnswerStaysOpenOrMapped) {
     EXPECT_FALSE(MapWhatIsGiven(Memfd(kPage, 0), kPage).ok());
     EXPECT_FALSE(MapWhatIsGiven(Memfd(kPage), kPage + 1).ok());
   }
-  socket_.reset();  // puts away what it still has of connections
+  socket_.reset();  // closes its remaining connections
   EXPECT_LE(OpenFds(), before);
   EXPECT_EQ(leader_.MappedBytes(3), 0U);
 }
@@ -154,7 +153,7 @@ TEST_F(LyingPeerTest, ADescriptionOfMoreSegmentsThanThereCanBeIsRefused) {
   EXPECT_THAT(leader_.Map(slab_, Soon()), Says("too many segments"));
 }
 
-// The two ends of a connection on which a daemon answers `answer`, with `fds`.
+// Both ends of a connection on which a daemon answers `answer`, with `fds`.
 absl::StatusOr<std::vector<UniqueFd>> AskForTwo(const std::string& answer,
                                                 const std::vector<int>& fds) {
   int ends[2] = {-1, -1};
@@ -166,7 +165,7 @@ absl::StatusOr<std::vector<UniqueFd>> AskForTwo(const std::string& answer,
   return AskPeer(ours.get(), kSecret, std::vector<uint64_t>{7, 8}, Soon());
 }
 
-// An answer without error that says it brings `fds` descriptors and `remaining` follow.
+// An answer without error that announces `fds` descriptors, with `remaining` to follow.
 std::string Answer(char fds, char remaining) {
   return std::string("CKPM") + std::string(4, '\0') + fds + std::string(3, '\0') + remaining +
          std::string(3, '\0');
@@ -179,13 +178,13 @@ TEST(LyingPeerProtocol, AnotherNumberOfDescriptorsThanSaidOrAskedIsRefused) {
   const std::vector<int> three = {a.get(), a.get(), a.get()};
   ASSERT_OK(AskForTwo(Answer(2, 0), two));
   const size_t before = OpenFds();
-  const auto refused = Says("not the descriptors that were asked for");
+  const auto refused = Says("other descriptors than were requested");
   EXPECT_THAT(AskForTwo(Answer(2, 0), one), refused);  // fewer than it says
   EXPECT_THAT(AskForTwo(Answer(1, 0), two), refused);  // more than it says
   EXPECT_THAT(AskForTwo(Answer(1, 0), one), refused);  // fewer than were asked for
   EXPECT_THAT(AskForTwo(Answer(1, 9), one), refused);  // more to come than were asked for
   EXPECT_THAT(AskForTwo(Answer(0, 2), {}), refused);   // none at all
-  EXPECT_FALSE(AskForTwo(Answer(1, 1), one).ok());     // what is to come does not
+  EXPECT_FALSE(AskForTwo(Answer(1, 1), one).ok());     // the announced ones do not follow
   EXPECT_FALSE(AskForTwo(Answer(3, 0), three).ok());   // more than were asked for
   EXPECT_EQ(OpenFds(), before);
 }

@@ -68,7 +68,7 @@ class PeerSocketTest : public testing::Test {
     EXPECT_OK(socket);
     return socket.ok() ? std::move(*socket) : UniqueFd();
   }
-  // Whether the server closes the connection without saying anything.
+  // Whether the server closes the connection without an answer.
   static bool ClosedInSilence(const UniqueFd& socket) {
     const auto received = RecvWithFds(socket.get(), 1, 0, In(seconds(10)));
     // Unread bytes of ours turn its close into a reset.
@@ -157,7 +157,7 @@ TEST_F(PeerSocketTest, DescriptorsSentToItAreNotKept) {
     ASSERT_OK(SendWithFds(socket.get(), Bytes(std::string(40, 'G')), fds, In(seconds(5))));
     ASSERT_TRUE(ClosedInSilence(socket));
   }
-  ASSERT_OK(Fetch({1}));  // by now the first connection has been put away
+  ASSERT_OK(Fetch({1}));  // now the first connection has been removed
   server_.reset();
   EXPECT_LE(OpenFds(), before);
 }
@@ -193,7 +193,7 @@ TEST_F(PeerSocketTest, DestructionDoesNotWaitForMutePeers) {
   options_.patience = std::chrono::hours(1);
   Start();
   const UniqueFd mute = Connect();
-  ASSERT_OK(Fetch({1}));  // the mute one, connected before, is being served
+  ASSERT_OK(Fetch({1}));  // the silent connection, opened before, is being served
   const auto before = std::chrono::steady_clock::now();
   server_.reset();
   EXPECT_LT(std::chrono::steady_clock::now() - before, seconds(10));

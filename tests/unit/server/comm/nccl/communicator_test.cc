@@ -115,7 +115,7 @@ TEST(Communicator, OnlyThoseWhoTakePartAreWaitedFor) {
 }
 
 TEST(Communicator, AKilledRankIsLearntByTheDeadlineAndEveryStreamIsFree) {
-  NcclGroup group("link_bytes_per_second = 100000");  // 3 s for what is sent
+  NcclGroup group("link_bytes_per_second = 100000");  // the send takes 3 s
   group.Start({0, 1}, 2, [](const Member& self) {
     const auto comm = self.Join();
     const CudaStream stream = *CudaStream::Make(self.device);
@@ -155,7 +155,7 @@ TEST(Communicator, AnErrorThatComesLateEndsTheWait) {
     const CudaAllocation memory = self.Memory(kBytes, 1);
     const auto deadline = self.rank == 0 ? In(std::chrono::seconds(1)) : Patiently();
     const absl::Status status = Exchange(*comm, self, memory, stream.get(), deadline);
-    // Rank 0 may be through with it.
+    // Rank 0 may have finished its part.
     if (self.rank == 0) return;
     EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
     EXPECT_EQ(ReasonOf(status), reason::kNcclFailed);
@@ -188,7 +188,7 @@ TEST(Communicator, AnErrorComesBeforeTheAbortWhichIsLeftBehindAndSaidIfItNeverRe
     const auto comm = *Communicator::Make(self.library, self.device, self.Options());
     const auto begun = std::chrono::steady_clock::now();
     const absl::Status status = comm->Enter(In(kShort));
-    EXPECT_LT(std::chrono::steady_clock::now() - begun, Communicator::kEndPatience);
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, Communicator::kEndTimeout);
     EXPECT_EQ(ReasonOf(status), reason::kRankMissing);
     EXPECT_THAT(MessageOf(comm->Abort()),
                 AllOf(HasSubstr("aborting"), HasSubstr("start this daemon again")));
@@ -222,7 +222,7 @@ TEST(Communicator, TwoRanksOnOneGpuAreRefusedByNameWhereNcclDoesNotOfferIt) {
     const CudaDriver& driver = **CudaDriver::Load();
     crowded.device = CudaDevice::Open(driver, ListGpus(driver).value().front()).value();
     const absl::Status status = crowded.TryJoin(Patiently()).status();
-    // The process of rank 0 serves the id: it stays until the other has its answer.
+    // The process of rank 0 serves the id, so it lives until the other has its answer.
     self.rank == 0 ? self.Hear() : self.Say();
     EXPECT_EQ(ReasonOf(status), reason::kNcclFailed);
     EXPECT_THAT(MessageOf(status), AllOf(HasSubstr("GPU-"), HasSubstr("two ranks use one GPU")));
@@ -256,7 +256,7 @@ TEST(Communicator, IsInterruptedByWhoUsesItNow) {
       return;
     }
     comm->Interrupt([] { return absl::CancelledError("the load is over"); });
-    // As it was said: nobody's fault, and not this rank's.
+    // The error is unchanged and names no rank.
     EXPECT_EQ(comm->Close(Patiently()), absl::CancelledError("the load is over"));
     self.Say();
   });
@@ -310,7 +310,7 @@ TEST(Communicator, AnOperationThatCannotBeEndsIt) {
       EXPECT_FALSE(comm->Begin().ok());
     }
     comm.reset();
-    // A group that was begun is given up with it: the thread can use another communicator.
+    // The open group is dropped with the communicator, so the thread can use another one.
     EXPECT_EQ(self.library->GroupEnd(), ncclInvalidUsage);
   });
   EXPECT_EQ(group.world().NcclTraced("violation"), 0);

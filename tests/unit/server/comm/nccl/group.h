@@ -1,6 +1,5 @@
-// Daemons' ranks in processes of their own, on the fake driver and the fake NCCL; or, where
-// CKPTD_TEST_GPU is set, on the machine's first GPU, which they share, and the NCCL that
-// CKPTD_TEST_NCCL names.
+// Ranks in processes of their own, on the fake driver and the fake NCCL. If CKPTD_TEST_GPU is
+// set, they share the machine's first GPU and use the NCCL that CKPTD_TEST_NCCL names.
 #ifndef CKPTD_TESTS_UNIT_SERVER_COMM_NCCL_GROUP_H_
 #define CKPTD_TESTS_UNIT_SERVER_COMM_NCCL_GROUP_H_
 
@@ -26,7 +25,7 @@ constexpr unsigned kMostSeconds = 90;
 inline Communicator::Deadline In(std::chrono::milliseconds time) {
   return std::chrono::steady_clock::now() + time;
 }
-// For what must come.
+// A deadline for events that must happen.
 inline Communicator::Deadline Patiently() { return In(std::chrono::milliseconds(30'000)); }
 
 class NcclWorld : public fake_cuda::World {
@@ -37,7 +36,7 @@ class NcclWorld : public fake_cuda::World {
   }
   Child StartOne(const std::function<void()>& body) const {
     return Start([&]() noexcept {
-      ::alarm(kMostSeconds);  // whatever it waits for
+      ::alarm(kMostSeconds);  // ends the process, whatever it waits for
       ::setenv("CKPTD_FAKE_NCCL", (folder() + "/nccl").c_str(), 1);
       body();
     });
@@ -53,7 +52,7 @@ class NcclWorld : public fake_cuda::World {
   }
 };
 
-// What the body of a rank has.
+// What the body of a rank gets.
 struct Member {
   uint32_t rank = 0;
   std::shared_ptr<const NcclLibrary> library;
@@ -62,7 +61,7 @@ struct Member {
   uint32_t world_size = 0;
   const Channel* signal = nullptr;
 
-  // One rank, or the test, says it at end 0; one rank hears it.
+  // One rank, or the test, signals at end 0; one rank waits for it.
   void Say() const { signal->Say(0); }
   void Hear() const { signal->Hear(1); }
 
@@ -82,7 +81,7 @@ struct Member {
     EXPECT_TRUE(joined.ok()) << joined.status();
     return joined.ok() ? *std::move(joined) : nullptr;
   }
-  // Device memory of so many equal bytes; the fake's is this process's memory.
+  // Device memory of `bytes` equal bytes. With the fake it is memory of this process.
   CudaAllocation Memory(uint64_t bytes, unsigned char value) const {
     auto memory = CudaAllocation::Create(device, bytes);
     EXPECT_TRUE(memory.ok()) << memory.status();
@@ -103,7 +102,7 @@ class NcclGroup {
   explicit NcclGroup(const std::string& nccl = "", const std::string& cuda = "lazy_ms = 0")
       : world_(nccl, cuda) {}
 
-  // Starts `ranks`, of a group of `world_size`; rank 0 is always one of them.
+  // Starts `ranks` of a group of `world_size`. Rank 0 must be among them.
   void Start(std::vector<uint32_t> ranks, uint32_t world_size, const Body& body) {
     channels_ = std::vector<Channel>(world_size);
     for (const uint32_t rank : ranks) {
@@ -116,7 +115,7 @@ class NcclGroup {
       if (rank != 0) channels_[rank].Send(0, id.data(), id.size());
     }
   }
-  // All ranks of a group to their ends.
+  // Runs all ranks of a group to their ends.
   void Run(uint32_t world_size, const Body& body) {
     std::vector<uint32_t> ranks(world_size);
     for (uint32_t rank = 0; rank < world_size; ++rank) ranks[rank] = rank;
@@ -129,7 +128,7 @@ class NcclGroup {
 
  private:
   void RunMember(uint32_t rank, uint32_t world_size, const Body& body) const {
-    ApplyNcclEnvironment(CleanNcclEnvironment(environ));  // as a daemon does first of all
+    ApplyNcclEnvironment(CleanNcclEnvironment(environ));  // the first thing that a daemon does
     const char* const real = ::getenv("CKPTD_TEST_GPU") == nullptr ? nullptr : ::getenv("CKPTD_TEST_NCCL");
     if (real == nullptr) {
       ASSERT_NE(::dlopen(CKPTD_FAKE_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL), nullptr);

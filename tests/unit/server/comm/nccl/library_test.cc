@@ -1,5 +1,5 @@
-// Which library is found, and what is refused. Each body runs in a process of its own: libraries
-// and the fakes' configurations are read once.
+// Which library is found, and what is refused. Each body runs in a process of its own, because
+// libraries and the fakes' configurations are read once.
 #include <gmock/gmock.h>
 
 #include <filesystem>

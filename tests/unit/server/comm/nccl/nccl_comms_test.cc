@@ -1,4 +1,4 @@
-// What a communicator that was given up leaves to its GPU, on the fakes.
+// What an aborted communicator keeps on its GPU, on the fakes.
 #include "server/comm/nccl/nccl_comms.h"
 
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ absl::StatusOr<std::unique_ptr<GroupComm>> JoinAs(const Member& self) {
   return comms.Join(OptionsOf(self), Patiently());
 }
 
-// Something of the GPU that rank 1 sends and rank 0 never gets.
+// Rank 1 sends memory that rank 0 never receives.
 absl::Status Exchange(GroupComm& comm, const Member& self, const DeviceBytes& bytes) {
   CKPTD_RETURN_IF_ERROR(comm.Begin());
   CKPTD_RETURN_IF_ERROR(self.rank == 0 ? comm.Receive(bytes, 0, 1000, 1)
@@ -66,21 +66,21 @@ TEST(NcclComms, WhereNcclNeverLetsGoItsMemoryIsKept) {
       EXPECT_TRUE(self.rank == 1 || ReasonOf(status) == reason::kDeadline) << status;
       comm->reset();
     }
-    // What an abort has ended may leave its stream a moment later, and is kept until then.
+    // Aborted work may leave its stream a moment later. Until then its memory is kept.
     const auto end = Patiently();
     while (self.rank == 1 && self.device->Busy() && std::chrono::steady_clock::now() < end) {
       std::this_thread::yield();
     }
-    if (self.rank == 1) self.device->FreeKept();
+    if (self.rank == 1) self.device->FreeDeferred();
     EXPECT_EQ(self.device->Busy(), self.rank == 0);
     EXPECT_EQ(self.device->FreeBytes().value() < before, self.rank == 0);
   });
 }
 
-constexpr std::chrono::seconds kAtOnce = Communicator::kEndPatience / 2;
+constexpr std::chrono::seconds kAtOnce = Communicator::kEndTimeout / 2;
 
 TEST(NcclComms, AnErrorComesAtOnceAndWhatAKernelMayTouchIsKeptUntilNcclHasLetGo) {
-  // The kernel of rank 0 goes on after the error, until destruction has waited in vain.
+  // The kernel of rank 0 runs on after the error, until the destructor's wait has timed out.
   NcclGroup group("fault = ncclCommAbort rank=0 hang=1\nfault = ncclRecv rank=0 hang=1");
   group.Run(2, [](const Member& self) {
     const uint64_t before = self.device->FreeBytes().value();

@@ -1,4 +1,4 @@
-// Blocks that GPUs take their bytes from, on the fake driver with late streams.
+// Copies by GPUs out of blocks, on the fake driver with late streams.
 #include "server/memory/cuda/cuda_lane.h"
 
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ class CudaLaneTest : public ::testing::Test {
     ASSERT_EQ(room.size(), bytes);
     for (size_t i = 0; i < bytes; ++i) room[i] = ByteAt(begin + i);
   }
-  // Every other stretch of `run` bytes from `begin` on, `rows` of them, to `target`.
+  // `rows` runs of `run` bytes from `begin` on, with gaps of the same length, to `target`.
   static BlockCopy Rows(uint64_t begin, uint64_t run, uint64_t rows, uint64_t target) {
     BlockCopy copy;
     copy.from = copy.to = Dtype::kU8;
@@ -69,12 +69,12 @@ class CudaLaneTest : public ::testing::Test {
 };
 
 TEST_F(CudaLaneTest, GivesEachGpuItsRowsOfOneBlock) {
-  ASSERT_TRUE(lane_->TakesBlocks(staged(0)));
+  ASSERT_TRUE(lane_->CanCopyFromBlocks(staged(0)));
   StageBytes(1003, 100'000);
   const BlockCopy even = Rows(1003, 50, 1000, 4096);
   const BlockCopy odd = Rows(1053, 50, 999, 8);
-  lane_->Take(staged(0), even);
-  lane_->Take(staged(1), odd);
+  lane_->CopyFromBlock(staged(0), even);
+  lane_->CopyFromBlock(staged(1), odd);
   ASSERT_OK(lane_->Finish());
   ExpectRows(0, even);
   ExpectRows(1, odd);
@@ -84,7 +84,7 @@ TEST_F(CudaLaneTest, TakesACopyThatSeveralBlocksHold) {
   const BlockCopy copy = Rows(0, 64, 50'000, 0);
   for (uint64_t begin = 0; begin < copy.room * 2; begin += 200'000) {
     StageBytes(begin, 200'000);
-    lane_->Take(staged(0), copy);
+    lane_->CopyFromBlock(staged(0), copy);
   }
   ASSERT_OK(lane_->Finish());
   ExpectRows(0, copy);
@@ -103,7 +103,7 @@ TEST_F(CudaLaneTest, MixesBlocksAndBytesInASlot) {
       done += room.size();
     }
     StageBytes(0, 128'000);
-    lane_->Take(staged(0), copy);
+    lane_->CopyFromBlock(staged(0), copy);
   }
   ASSERT_OK(lane_->Finish());
   ExpectRows(0, copy);
@@ -115,7 +115,7 @@ TEST_F(CudaLaneTest, GivesSeveralGpusWhatIsWrittenOnce) {
   constexpr uint64_t kShared = 5'000'001, kOwn = 70'001, kLast = 5'000, kHole = 7;
   const std::vector<StagedPlace> both = {{&staged(0), 4096}, {&staged(1), 8}};
   const std::vector<StagedPlace> own = {{&staged(0), 8 << 20}};
-  // Behind what both have: for one place alone, and for both with a hole in between.
+  // After the shared places: one place alone, and both with a gap.
   const std::vector<StagedPlace> behind = {{&staged(0), 4096 + kShared}};
   const std::vector<StagedPlace> later = {{&staged(0), (9 << 20) + kHole}, {&staged(1), 9 << 20}};
   const std::vector<StagedPlace> latest = {{&staged(0), (9 << 20) + 2 * kHole + kLast},
@@ -158,13 +158,13 @@ TEST_F(CudaLaneTest, GivesSeveralGpusWhatIsWrittenOnce) {
 
 TEST_F(CudaLaneTest, LaunchesWhatNoTableHasRoomFor) {
   const size_t copies = SlotTasks::kTableRoom / kernels::TableBytes(1) + 100;
-  // The block leaves nothing behind it but the room that is kept for tables.
+  // After the block only the room for tables is left.
   for (int filler = 0; filler < 3; ++filler) StageBytes(0, 1 << 20);
   StageBytes(0, (1 << 20) - SlotTasks::kTableRoom - 64);
   std::vector<BlockCopy> rows;
   for (size_t i = 0; i < copies; ++i) {
     rows.push_back(Rows(i * 512, 16, 16, i * 256));
-    lane_->Take(staged(0), rows.back());
+    lane_->CopyFromBlock(staged(0), rows.back());
   }
   ASSERT_OK(lane_->Finish());
   for (const BlockCopy& copy : rows) ExpectRows(0, copy);
@@ -174,7 +174,7 @@ TEST_F(CudaLaneTest, RefusesACopyThatLeavesItsTensor) {
   StageBytes(0, 100'000);
   BlockCopy copy = Rows(0, 64, 100, 0);
   copy.room -= 1;
-  lane_->Take(staged(0), copy);
+  lane_->CopyFromBlock(staged(0), copy);
   EXPECT_TRUE(lane_->StageBlock(0, 1000).empty()) << "it goes on after an error";
   EXPECT_THAT(lane_->Finish(), FailsWith(absl::StatusCode::kInternal, reason::kCoverage));
 }
@@ -183,7 +183,7 @@ TEST_F(CudaLaneTest, TakesNoBlocksWithoutKernels) {
   ASSERT_OK_AND_ASSIGN(const auto memory,
                        CudaMemory::Create(TestGpu(), {.budget_bytes = 64 << 20}));
   ASSERT_OK_AND_ASSIGN(const auto slab, memory->Allocate(kBytes, AttachMode::kShared));
-  EXPECT_FALSE(lane_->TakesBlocks(*slab->view().staged));
+  EXPECT_FALSE(lane_->CanCopyFromBlocks(*slab->view().staged));
   EXPECT_NE(memory->tier().find("no copy kernels"), std::string::npos);
 }
 

@@ -1,4 +1,4 @@
-// The index calculation, by numbers alone: nothing is allocated.
+// The index calculation, with numbers only: nothing is allocated.
 #include "server/memory/cuda/kernels/index.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace ckptd::kernels {
 namespace {
 
-// Unit by unit, with divisions of any width.
+// Counts unit by unit, with full divisions.
 Place Expected(const CopyTask& task, UnitShape shape, uint64_t unit) {
   uint64_t rest = unit / task.run;
   Place place = {task.source + unit % task.run * shape.source_bytes,
@@ -53,7 +53,7 @@ TEST(KernelIndex, CountsBeyondFourGiBOfUnits) {
   }
   task.first = 1;
   task.last = 3 * 5 * 7 * (uint64_t{1} << 33);
-  // Around where the innermost loop carries over, and at the end.
+  // Near where the innermost loop carries over, and at the end.
   const uint64_t carry = 3 * (uint64_t{1} << 33) / kShape.tile_units();
   const uint64_t end = (task.last - task.first) / kShape.tile_units();
   for (const uint64_t number : {uint64_t{0}, carry - 1, carry, carry + 1, 9 * carry, end}) {

@@ -1,4 +1,4 @@
-// Launches on the fake driver, which runs the twins when somebody waits.
+// Launches on the fake driver, which runs the kernels' host twins when a thread waits.
 #include "server/memory/cuda/kernels.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ class CudaKernelsTest : public ::testing::Test {
 
   void SetUp() override {
     device_ = TestGpu();
-    // A tenth of it holds the source, then come the targets.
+    // A tenth of it holds the source; the targets follow.
     auto memory = CudaAllocation::Create(device_, 2 << 20);
     ASSERT_TRUE(memory.ok()) << memory.status();
     memory_ = *std::move(memory);
@@ -51,7 +51,7 @@ class CudaKernelsTest : public ::testing::Test {
   unsigned char* at(uint64_t offset) const {
     return reinterpret_cast<unsigned char*>(memory_.address() + offset);
   }
-  // Rows of 8 bytes, every other one, to back to back.
+  // Every other row of 8 bytes, packed.
   std::vector<kernels::CopyTask> Rows(uint64_t target, uint64_t rows) const {
     BlockCopy copy;
     copy.from = copy.to = Dtype::kU8;
@@ -95,7 +95,7 @@ class CudaKernelsTest : public ::testing::Test {
   bool Untouched(uint64_t target) const { return *at(target + 9) == 0; }
   void Wait() const {
     const CudaScope scope(*device_);
-    // Each question runs one piece.
+    // Each query runs one piece of work.
     for (int i = 0; i < 100; ++i) {
       if (device_->driver().StreamQuery(stream_) == CUDA_SUCCESS) return;
     }

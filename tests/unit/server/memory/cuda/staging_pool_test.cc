@@ -86,7 +86,7 @@ TEST_F(NoPinnedMemoryTest, IsSaidToLackOnTheHost) {
             std::to_string(2 * StagingPool::kSlotBytes));
 }
 
-// The driver has no event for the first copy: who waits for that copy is not known.
+// The driver has no event for the first copy, so the end of that copy cannot be seen.
 class BrokenStagingTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -104,7 +104,7 @@ TEST_F(BrokenStagingTest, IsMadeAnewForTheNextLane) {
     const StagedPlace place = {view.staged.get(), 0};
     std::fill_n(lane->Stage({&place, 1}, 0, 5).begin(), 5, std::byte{1});
     EXPECT_THAT(lane->Finish(), FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
-    // As long as it is all there is, it answers that error.
+    // While the pool has only the broken slot, it returns that error.
     EXPECT_THAT(lane->Finish(), FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
   }
   const std::vector<std::byte> bytes(5, std::byte{7});
@@ -114,7 +114,7 @@ TEST_F(BrokenStagingTest, IsMadeAnewForTheNextLane) {
   EXPECT_EQ(CudaTraced("\"cuMemFreeHost\""), 1) << "the broken one";
 }
 
-// Copies run a while after they were queued, if nobody waits for them.
+// Copies run a while after they were queued, unless a thread waits for them.
 class LateCopiesTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {

@@ -70,7 +70,7 @@ TEST(KernelTasks, UnitsShrinkToWhatRowsAndTargetsAllow) {
   EXPECT_EQ(WayOfRows(0, 64, 256, 65), VerbatimWay(0, false));
 }
 
-TEST(KernelTasks, SourcesAstrayDoNotShrinkUnits) {
+TEST(KernelTasks, UnalignedSourcesDoNotShrinkUnits) {
   EXPECT_EQ(WayOfRows(4, 64, 256, 64), VerbatimWay(4, true));
   EXPECT_EQ(WayOfRows(8, 64, 256, 64), VerbatimWay(3, false)) << "straight enough";
   EXPECT_EQ(WayOfRows(0, 64, 257, 64), VerbatimWay(4, true)) << "each row otherwise";
@@ -88,12 +88,12 @@ TEST(KernelTasks, CastsAreAsWideAsTheTargetAllows) {
   };
   EXPECT_EQ(elements(16, 0), Elements::kWidest);
   EXPECT_EQ(elements(8, 0), Elements::kWide) << "straight enough";
-  EXPECT_EQ(elements(4, 0), Elements::kWidestAstray);
-  EXPECT_EQ(elements(1, 0), Elements::kWidestAstray);
+  EXPECT_EQ(elements(4, 0), Elements::kWidestUnaligned);
+  EXPECT_EQ(elements(1, 0), Elements::kWidestUnaligned);
   EXPECT_EQ(elements(8, 4), Elements::kWide);
   EXPECT_EQ(elements(4, 4), Elements::kSingle);
   EXPECT_EQ(elements(0, 2), Elements::kSingle);
-  EXPECT_EQ(elements(2, 2), Elements::kAstray);
+  EXPECT_EQ(elements(2, 2), Elements::kUnaligned);
 }
 
 TEST(KernelTasks, EndsThatTheWidestUnitsCannotTakeAreTasksOfTheirOwn) {
@@ -118,7 +118,7 @@ TEST(KernelTasks, ABlockThatLacksTheCopyGivesNone) {
 TEST(KernelTasks, ABlockTakesItsStretchOfTheCopy) {
   BlockCopy copy = OneRun(Dtype::kU8, Dtype::kU8, 1000, 16);
   AddLoop(copy, 100, 32, 16);
-  // From the middle of run 3 to within the gap behind run 7.
+  // From the middle of run 3 into the gap after run 7.
   const auto tasks = Tasks({kBlockAt, 1000 + 3 * 32 + 8, 4 * 32 + 12}, copy);
   ASSERT_EQ(tasks.size(), 1U);
   const uint64_t unit = ShapeOf(tasks[0].way).source_bytes;

@@ -1,4 +1,4 @@
-// Memory, code and contexts under work that does not end in time, on the fake driver.
+// Memory, code and contexts in use by work that does not end in time, on the fake driver.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -25,7 +25,7 @@ class UnfinishedWorkTest : public ::testing::Test {
   static void SetUpTestSuite() {
     UseTestCuda("gpus = 2\nbytes = 0x4000000\ntrace = trace\ntwins = " CKPTD_TWINS "\n");
   }
-  // Queued, and given up after a moment.
+  // Queues work that does not end, and gives it up.
   void GetStuck(CUdeviceptr address, uint64_t bytes) { GetStuck(device_, address, bytes); }
   void GetStuck(const std::shared_ptr<CudaDevice>& device, CUdeviceptr address, uint64_t bytes) {
     ASSERT_OK_AND_ASSIGN(const CudaStream stream, CudaStream::Make(device));
@@ -33,7 +33,7 @@ class UnfinishedWorkTest : public ::testing::Test {
     EXPECT_THAT(stream.Wait(std::chrono::milliseconds(1)),
                 FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
   }
-  // By itself, nobody calls anything.
+  // Waits for the condition, without any call to the driver.
   static bool Comes(const std::function<bool()>& condition) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (!condition() && std::chrono::steady_clock::now() < deadline) {
@@ -58,7 +58,7 @@ TEST_P(MemoryUnderWork, IsFreedWhenTheWorkHasEnded) {
     GetStuck(memory.address(), kBytes);
   }
   EXPECT_TRUE(device_->Busy());
-  device_->FreeKept();
+  device_->FreeDeferred();
   EXPECT_EQ(device_->FreeBytes().value(), before - kBytes);
   work_->End();
   EXPECT_TRUE(Comes([&] { return device_->FreeBytes().value() == before; }));
@@ -166,7 +166,7 @@ TEST_F(UnfinishedWorkTest, WhatSomebodyElseMayUseAtAnyTimeIsKeptAsLong) {
     ASSERT_OK_AND_ASSIGN(const CudaStream stream, CudaStream::Make(device_));
   }
   EXPECT_TRUE(device_->Busy());
-  device_->FreeKept();
+  device_->FreeDeferred();
   EXPECT_EQ(device_->FreeBytes().value(), before - kBytes);
   EXPECT_EQ(CudaTraced("\"cuStreamDestroy\""), 0);
   claim.reset();

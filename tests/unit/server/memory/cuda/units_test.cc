@@ -40,8 +40,8 @@ TYPED_TEST(KernelUnits, AreReadAtAnyAddressAndNoPageBesideTheirs) {
   const LonePage page;
   for (size_t at = 0; at + sizeof(TypeParam) <= page.size(); ++at) {
     unsigned char* const wanted = page.begin() + at;
-    const auto loaded = Astray<TypeParam>::LoadAt(reinterpret_cast<uint64_t>(wanted));
-    const TypeParam got = Astray<TypeParam>::UnitOf(loaded);
+    const auto loaded = Unaligned<TypeParam>::LoadAt(reinterpret_cast<uint64_t>(wanted));
+    const TypeParam got = Unaligned<TypeParam>::UnitOf(loaded);
     ASSERT_EQ(std::memcmp(&got, wanted, sizeof got), 0) << "at byte " << at;
   }
 }

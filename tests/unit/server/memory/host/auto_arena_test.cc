@@ -1,4 +1,4 @@
-// An arena whose size nobody has set: how it follows what is loaded, and when memory goes back.
+// An arena whose size nobody has set: how it follows the loads, and when it gives memory back.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -41,7 +41,7 @@ bool Comes(const std::function<bool()>& done) {
   return true;
 }
 
-// Host memory of a system that has `system_` segments, less what it takes itself.
+// Host memory of a system with `system_` segments, minus those that the arena has.
 class AutoArenaTest : public testing::Test {
  protected:
   AutoArenaTest() {
@@ -63,7 +63,7 @@ class AutoArenaTest : public testing::Test {
       notes_.push_back(line);
     };
     automatic_.idle = std::chrono::seconds(0);
-    automatic_.look_interval = milliseconds(1);
+    automatic_.poll_interval = milliseconds(1);
     automatic_.remember = [this](uint64_t bytes) {
       MutexLock lock(mutex_);
       remembered_.push_back(bytes);
@@ -94,7 +94,7 @@ class AutoArenaTest : public testing::Test {
   }
   uint64_t Segments() { return memory_->Usage().arena / kSegment; }
   std::string Why() { return memory_->Why(); }
-  // The fill thread has looked at the system so often since.
+  // Whether the fill thread has checked the system `times` times since.
   bool Looks(int times) {
     const int before = looks_;
     return Comes([&] { return looks_ >= before + times; });
@@ -112,7 +112,7 @@ class AutoArenaTest : public testing::Test {
 
   std::atomic<uint64_t> system_ = 1000;
   std::atomic<int> looks_ = 0;
-  std::atomic<int> priority_ = 0;  // of the thread that looked last
+  std::atomic<int> priority_ = 0;  // of the thread that checked last
   HostMemoryOptions options_;
   AutoArena automatic_;
   std::atomic<const HostMemory*> started_ = nullptr;
@@ -147,7 +147,7 @@ TEST_F(AutoArenaTest, TheLargestShardIsRememberedEachTimeThatItGrows) {
 }
 
 TEST_F(AutoArenaTest, WhatWasLoadedJustBeforeTheEndIsRememberedToo) {
-  automatic_.look_interval = std::chrono::hours(1);
+  automatic_.poll_interval = std::chrono::hours(1);
   Start();
   Load(kSegment);
   started_ = nullptr;
@@ -181,7 +181,7 @@ TEST_F(AutoArenaTest, WithoutAnIdleTimeNothingGoesBackByItself) {
 
 TEST_F(AutoArenaTest, ASystemThatRunsShortGetsAsMuchBackAsItLacks) {
   StartFilled();
-  system_ = 9;  // of which one is left, and four are to be
+  system_ = 9;  // one of them is left, and four are the reserve
   EXPECT_TRUE(Comes([&] { return Segments() <= 5; }));
   ASSERT_TRUE(Looks(5));
   EXPECT_EQ(Segments(), 5U);
@@ -206,7 +206,7 @@ TEST_F(AutoArenaTest, ASystemThatRunsShortGetsNothingOfShards) {
 TEST_F(AutoArenaTest, WhatWentBackComesAgainWhenMoreIsLoaded) {
   StartFilled();
   EXPECT_EQ(memory_->Trim(), 8 * kSegment);
-  Load(2 * kSegment);  // which is free then
+  Load(2 * kSegment);  // free after this
   EXPECT_EQ(memory_->Usage().arena_target, 2 * kSegment);
   EXPECT_TRUE(memory_->WaitUntilFilled(Soon()));
   EXPECT_EQ(Segments(), 2U);
@@ -227,7 +227,7 @@ TEST_F(AutoArenaTest, IsNotFilledWhileALoadFillsItsSlab) {
   memory_->Expect(20 * kSegment, "more");
   const uint64_t before = Segments();
   EXPECT_FALSE(memory_->WaitUntilFilled(std::chrono::steady_clock::now() + milliseconds(100)));
-  EXPECT_LE(Segments(), before + 1);  // the one in the making
+  EXPECT_LE(Segments(), before + 1);  // one more may be in progress
   memory_->ReleaseStaging(**slab);
   memory_->Expect(20 * kSegment, "more");
   EXPECT_TRUE(memory_->WaitUntilFilled(Soon()));
@@ -236,7 +236,7 @@ TEST_F(AutoArenaTest, IsNotFilledWhileALoadFillsItsSlab) {
 
 TEST_F(AutoArenaTest, IsFilledOnWhenALoadHasFailed) {
   StartFilled();
-  ASSERT_OK(memory_->Allocate(kSegment, AttachMode::kShared));  // and given back
+  ASSERT_OK(memory_->Allocate(kSegment, AttachMode::kShared));  // allocated and given back at once
   memory_->Expect(20 * kSegment, "more");
   EXPECT_TRUE(memory_->WaitUntilFilled(Soon()));
   EXPECT_EQ(Segments(), 20U);
@@ -309,7 +309,7 @@ class PopulateTest : public testing::Test {
     EXPECT_OK(mapped);
     mapping_ = std::move(*mapped);
   }
-  // Pages that are there, without touching any.
+  // Pages that are present, found without touching any.
   size_t Present() const {
     std::vector<unsigned char> pages(kBytes / 4096);
     EXPECT_EQ(::mincore(mapping_.data(), kBytes, pages.data()), 0);
@@ -339,11 +339,11 @@ TEST_F(PopulateTest, WhoJoinsInAfterwardsTouchesNothing) {
   PopulateOptions options;
   options.on_start = [&](std::shared_ptr<PopulateWork> work) { late = std::move(work); };
   ASSERT_OK(Populate(fd_.get(), mapping_.span(), options));
-  mapping_.Reset();  // would be a fault
+  mapping_.Reset();  // an access would fault
   late->Join(2);
 }
 
-// A read-only mapping has the error that kernels before 5.14 have for any.
+// A read-only mapping gets the error that kernels before 5.14 return for every mapping.
 TEST_F(PopulateTest, HasTheFileTakeItsPagesWhereTheKernelCannotFaultThemIn) {
   ASSERT_EQ(::mprotect(mapping_.data(), kBytes, PROT_READ), 0);
   ASSERT_OK(Populate(fd_.get(), mapping_.span(), {}));

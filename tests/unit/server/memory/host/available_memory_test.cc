@@ -13,7 +13,7 @@
 namespace ckptd {
 namespace {
 
-// A made-up /proc and /sys.
+// A fake /proc and /sys.
 class FakeMachine : public testing::Test {
  protected:
   FakeMachine() { Put("proc/meminfo", "MemTotal:       9000 kB\nMemAvailable:   8000 kB\n"); }

@@ -1,5 +1,5 @@
-// Host memory and those who want memory at the same time: other daemons, the background
-// fill, clients that were given some for good.
+// Host memory while others want memory as well: other daemons, the background fill, clients that
+// own some of it.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -40,7 +40,7 @@ class HostMemoryGivesWay : public testing::Test {
     options_.load_reserve_bytes = 0;
     options_.available_memory = [this]() -> absl::StatusOr<uint64_t> { return available_.load(); };
   }
-  // What the test is about stops a fill that it blocks.
+  // Destroys the memory first, because the test may block a fill.
   ~HostMemoryGivesWay() override { memory_.reset(); }
 
   void Start() {
@@ -76,7 +76,7 @@ class BesideAnotherDaemon : public HostMemoryGivesWay {
       return available_.load();
     };
   }
-  // It is about to fault that in.
+  // Another daemon is about to fault in `bytes`.
   void AnotherClaims(uint64_t bytes) {
     ASSERT_OK_AND_ASSIGN(auto answer, another_.Claim(bytes));
     claim_ = std::move(answer.claim);
@@ -88,7 +88,7 @@ class BesideAnotherDaemon : public HostMemoryGivesWay {
   const MemoryClaims another_{path_, []() -> absl::StatusOr<uint64_t> { return kPlenty; }};
   std::optional<MemoryClaim> claim_;
   int looks_ = 0;
-  int happens_at_ = 3;  // the first one, and the one after making room, were in vain
+  int happens_at_ = 3;  // the first try, and the one after making room, fail
   std::function<void()> happens_ = [] {};
 };
 
@@ -99,7 +99,7 @@ TEST_F(BesideAnotherDaemon, ALoadIsRefusedWhatThatOneIsFaultingIn) {
   Start();
   const auto refused = memory_->Allocate(2 * kSegment, AttachMode::kShared);
   EXPECT_THAT(refused, FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
-  EXPECT_THAT(refused, Says("other daemons here are just taking " + std::to_string(2 * kSegment)));
+  EXPECT_THAT(refused, Says("other daemons here are allocating " + std::to_string(2 * kSegment)));
   EXPECT_EQ(Arena(), 0U);
 }
 
@@ -114,7 +114,7 @@ TEST_F(BesideAnotherDaemon, ALoadWaitsWhileWhatThatOneHasFaultedInIsCountedTwice
 
 TEST_F(BesideAnotherDaemon, MemoryThatNoLoadNeedsMakesRoomForWhatThatOneClaims) {
   Start();
-  Allocate(kSegment / 2);  // free since, and of no use for a whole segment
+  Allocate(kSegment / 2);  // free, but too small for a whole segment
   looks_ = 0;
   available_ = 2 * kSegment;
   AnotherClaims(kSegment + kSegment / 2);
@@ -175,7 +175,7 @@ TEST_F(HostMemoryGivesWay, WhatLoadsMakeAnewIsFilledAgainInTheBackground) {
     const auto slab = Allocate(kSegment);
     ASSERT_OK(memory_->Seal(*slab));
   }
-  memory_->OnWriterRestart();  // drops it
+  memory_->OnWriterRestart();  // makes the arena drop it
   EXPECT_TRUE(memory_->WaitUntilFilled(Soon()));
   EXPECT_EQ(Arena(), kSegment);
 }
@@ -208,14 +208,14 @@ TEST_F(HostMemoryGivesWay, TheFillLeavesAReserveThatLoadsMayUse) {
 TEST_F(HostMemoryGivesWay, TheFillLeavesATenthOfTheMachineWhereNothingElseIsSaid) {
   options_.arena_target_bytes = kSegment;
   options_.fill_reserve_bytes.reset();
-  available_ = 16 * kSegment;  // less than a tenth of what runs tests
+  available_ = 16 * kSegment;  // less than a tenth of the test machine's memory
   Start();
   EXPECT_FALSE(memory_->WaitUntilFilled(Soon()));
 }
 
 // --- The background fill ---
 
-// The fill stands still in one segment until it is let go.
+// The fill is blocked in one segment until the test resumes it.
 class DuringTheFill : public HostMemoryGivesWay {
  protected:
   DuringTheFill() {
@@ -234,7 +234,7 @@ class DuringTheFill : public HostMemoryGivesWay {
     if (!std::exchange(let_go_, true)) go_on_.set_value();
   }
 
-  // A load that waits by the time this returns.
+  // Starts a load that waits by the time this returns.
   std::future<absl::StatusOr<std::unique_ptr<Slab>>> StartLoad(uint64_t bytes) {
     WaitUntil([this] { return fills_ == stands_at_; });
     std::atomic<pid_t> thread = 0;
@@ -281,11 +281,11 @@ TEST_F(DuringTheFill, AWaitingLoadTakesWhatAnotherSlabGivesBack) {
   stands_at_ = 2;
   Start();
   WaitUntil([this] { return fills_ == 2; });
-  auto slab = Allocate(kSegment);  // what was filled first
+  auto slab = Allocate(kSegment);  // the segment that was filled first
   const uint64_t id = slab->segments()[0].id;
   auto load = StartLoad(kSegment);
   slab.reset();
-  // Far sooner than it gives the fill up.
+  // Far sooner than the load would stop waiting for the fill.
   EXPECT_EQ(load.wait_for(std::chrono::seconds(20)), std::future_status::ready);
   ASSERT_OK_AND_ASSIGN(slab, load.get());
   EXPECT_EQ(slab->segments()[0].id, id);
@@ -298,7 +298,7 @@ TEST_F(DuringTheFill, GoesOnWhenALoadHasWaitedInVain) {
   WaitUntil([this] { return fills_ == 2; });
   const auto slab = Allocate(kSegment);
   memory_->ReleaseStaging(*slab);
-  auto load = StartLoad(options_.budget_bytes);  // of which there is less
+  auto load = StartLoad(options_.budget_bytes);  // more than is available
   LetGo();
   EXPECT_THAT(load.get(), FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
   EXPECT_TRUE(memory_->WaitUntilFilled(Soon()));
@@ -319,7 +319,7 @@ TEST_F(DuringTheFill, ALoadThatHasAllItNeedsEndsTheSegmentInTheMaking) {
   EXPECT_TRUE(memory_->WaitUntilFilled(Soon()));
   EXPECT_EQ(Arena(), 32 * kSegment);
   EXPECT_EQ(fills_, 33);  // 32, and the one that ended early
-  memory_.reset();        // before `notes`
+  memory_.reset();        // before `notes` ends
 }
 
 }  // namespace

@@ -129,7 +129,7 @@ TEST_F(HostMemoryTest, ASlabComesFromTheFilledArena) {
   options_.arena_target_bytes = 4 * kSegment;
   Start();
   ASSERT_TRUE(memory_->WaitUntilFilled(Soon()));
-  available_ = 0;  // nothing may be made
+  available_ = 0;  // no memory may be made
   const auto slab = Allocate(4 * kSegment);
   EXPECT_EQ(Arena(), 4 * kSegment);
 }
@@ -158,7 +158,7 @@ TEST_F(HostMemoryTest, AFillThatFindsNoMemorySaysSoAndLetsLoadsBe) {
   EXPECT_FALSE(memory_->WaitUntilFilled(Soon()));
   available_ = uint64_t{1} << 40;
   EXPECT_NE(Allocate(kSegment), nullptr);
-  memory_.reset();  // joins the thread that notes
+  memory_.reset();  // joins the thread that writes notes
   EXPECT_GE(notes, 1);
 }
 
@@ -179,14 +179,14 @@ TEST_F(HostMemoryTest, WhatLoadingTakesBesideSlabsIsLeft) {
   const auto refused = memory_->Allocate(kSegment, AttachMode::kShared);
   EXPECT_EQ(ReasonOf(refused.status()), reason::kNoMemory);
   EXPECT_THAT(MessageOf(refused.status()),
-              testing::HasSubstr(std::to_string(kBeside) + " bytes are left to others"));
+              testing::HasSubstr(std::to_string(kBeside) + " bytes are reserved for others"));
   available_ = kSegment + kBeside;
   EXPECT_OK(memory_->Allocate(kSegment, AttachMode::kShared));
 }
 
 TEST_F(HostMemoryTest, UnneededFreeMemoryMakesRoomWhenTheSystemIsShort) {
   Start();
-  Allocate(2 * kMiB);  // free, and of no use for a whole segment
+  Allocate(2 * kMiB);  // free, but too small for a whole segment
   uint64_t calls = 0;
   options_.available_memory = [&calls]() -> absl::StatusOr<uint64_t> {
     return ++calls == 1 ? kSegment - 2 * kMiB : kSegment;
@@ -226,11 +226,11 @@ TEST_F(HostMemoryTest, MemoryThatAPeerMayStillBeFillingIsNeverUsedAgain) {
   Start();
   auto slab = Allocate(kSegment);
   const uint64_t id = slab->segments()[0].id;
-  slab.reset();  // its load was given up
+  slab.reset();  // its load did not complete
   EXPECT_EQ(Arena(), 0U);
   slab = Allocate(kSegment);
   EXPECT_NE(slab->segments()[0].id, id);
-  EXPECT_FALSE(memory_->OriginalFd(id).ok());  // nor can whoever is late still map it
+  EXPECT_FALSE(memory_->OriginalFd(id).ok());  // a late writer cannot map it either
 }
 
 TEST_F(HostMemoryTest, MemoryThatPeersHaveFilledIsUsedAgain) {

@@ -24,11 +24,11 @@
 namespace ckptd {
 namespace {
 
-// Two daemons of a host that has 100 bytes.
+// Two daemons of a host with 100 bytes.
 class TwoDaemons : public testing::Test {
  protected:
   static absl::StatusOr<uint64_t> Hundred() { return 100; }
-  // None: it found too few.
+  // None: the memory did not suffice.
   static std::optional<MemoryClaim> Claim(const MemoryClaims& daemon, uint64_t bytes,
                                           uint64_t spare = 0) {
     auto answer = daemon.Claim(bytes, spare);
@@ -98,7 +98,7 @@ TEST_F(TwoDaemons, CountOfAClaimWhatIsStillToBeFaultedIn) {
 
 TEST_F(TwoDaemons, LookAtClaimsBeforeTheyLookAtTheSystem) {
   auto first = Claim(one_, 60);
-  // Faulted in and ended just after the figure was read.
+  // The first claim ends, and its memory is faulted in, just after the available memory was read.
   const MemoryClaims late(path_, [&first]() -> absl::StatusOr<uint64_t> {
     first.reset();
     return 100;
@@ -107,7 +107,7 @@ TEST_F(TwoDaemons, LookAtClaimsBeforeTheyLookAtTheSystem) {
 }
 
 TEST_F(TwoDaemons, ClaimOneAfterTheOther) {
-  // Who looks while another one has looked and not claimed finds its memory free.
+  // Two daemons that look at the same time would both find the memory free.
   std::atomic<int> looking = 0;
   std::atomic<bool> together = false;
   const auto look = [&]() -> absl::StatusOr<uint64_t> {
@@ -174,7 +174,7 @@ TEST_F(TwoDaemons, KeepAtTheirEndTheFileOfOneThatClaims) {
 TEST_F(TwoDaemons, ClaimInANewFileWhenTheOneTheyHaveOpenIsRemoved) {
   std::optional<MemoryClaim> late;
   std::thread other;
-  // Called with the file locked; it is removed when this has failed.
+  // Called with the file locked. The file is removed when this has failed.
   const MemoryClaims failing(path_, [&]() -> absl::StatusOr<uint64_t> {
     other = std::thread([&] { late = Claim(other_, 60); });
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(8);

@@ -22,7 +22,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// Nodes 0 and 1 with two cores each, and node 2 of memory alone.
+// Nodes 0 and 1 with two cores each, and node 2 with memory only.
 const std::vector<NumaNode> kNodes = {{0, {0, 1}}, {1, {2, 3}}, {2, {}}};
 
 std::optional<unsigned> Choose(const std::string& wanted, const std::vector<unsigned>& cores,
@@ -107,7 +107,7 @@ TEST(NumaChoice, OfANodeThatIsNotThereNamesThoseThatAre) {
   }
 }
 
-// Of the page at `address`, as the kernel has it: {policy, node that holds the page}.
+// {policy, node that holds the page} for the page at `address`, from the kernel.
 std::pair<int, int> PolicyOf(std::byte* address) {
   int policy = -1;
   int node = -1;

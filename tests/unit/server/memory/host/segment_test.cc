@@ -64,7 +64,7 @@ TEST(HostSegment, ReportsTheHugePagesTheKernelReports) {
   EXPECT_EQ(segment->huge_bytes(), SmapsKb(segment->data(), "ShmemPmdMapped:") * 1024);
 }
 
-// Whether this kernel makes a huge page of shared memory when told to.
+// Whether this kernel collapses shared memory into a huge page on request.
 bool KernelCollapses() {
   const UniqueFd fd(::memfd_create("probe", MFD_CLOEXEC));
   const uint64_t bytes[] = {kHugePageBytes};
@@ -219,8 +219,8 @@ TEST(OwnershipCheck, WorksForAnOrdinaryUserThatIsNotDumpable) {
 }
 
 TEST(OwnershipCheck, SurvivesSomeoneOpeningTheMemoryAtThatMoment) {
-  // The kernel signals the holder of a lease when someone opens the file; the
-  // default of that signal would end this process.
+  // The kernel signals the holder of a lease when someone opens the file. The signal's default
+  // action would end this process.
   const auto segment = Make(kHugePageBytes);
   ASSERT_OK(segment->Seal());
   std::atomic<bool> stop = false;

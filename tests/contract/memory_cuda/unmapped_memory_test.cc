@@ -1,4 +1,4 @@
-// What a daemon leaves on a GPU between loads, by the fake driver.
+// What a daemon keeps on a GPU between loads, by the fake driver.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ using client::DeviceMemory;
 
 constexpr uint64_t kBytes = 5 << 20;
 
-// Whether any part of this process holds a context on that GPU.
+// Whether this process holds a context on that GPU.
 bool HasContext(int gpu = 0) {
   const auto ask = reinterpret_cast<CUresult (*)(CUdevice, unsigned*, int*)>(
       ::dlsym(::dlopen(CKPTD_FAKE_CUDA_LIBRARY, RTLD_NOW), "cuDevicePrimaryCtxGetState"));
