@@ -33,25 +33,44 @@ if(CKPTD_SANITIZE)
   set(CKPTD_TEST_SECONDS 600)  # instrumented code is five to fifteen times as slow
 endif()
 
-# What most files include, compiled once for each target. Each file includes what it uses all the
-# same: the preset dev builds without.
+# What most files include is compiled once for all libraries, and with GoogleTest once for all tests.
+# Each file includes what it uses all the same: the preset dev builds without.
 set(CKPTD_COMMON_HEADERS <algorithm> <atomic> <chrono> <functional> <map> <memory> <optional> <set> <span>
   <string> <string_view> <thread> <utility> <vector> <absl/status/statusor.h> <fmt/format.h>)
-set(CKPTD_FEW_FILES 3)  # of these a target compiles no headers ahead
+# With headers compiled ahead, g++ 12 warns of accesses in the standard library that cannot be.
+set(CKPTD_PRECOMPILED_OPTIONS
+  $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess;-Wno-array-bounds;-Wno-stringop-overread;-Wno-stringop-overflow>)
+# Tests are compiled more often than they run long.
+set(CKPTD_TEST_OPTIONS $<$<CONFIG:Release>:-O1>)
+
+set(headers_source ${CMAKE_SOURCE_DIR}/deploy/cmake/precompiled.cc)
+add_library(ckptd_headers OBJECT EXCLUDE_FROM_ALL ${headers_source})
+target_precompile_headers(ckptd_headers PRIVATE ${CKPTD_COMMON_HEADERS})
+target_link_libraries(ckptd_headers PRIVATE ckptd_options)
+target_compile_options(ckptd_headers PRIVATE ${CKPTD_PRECOMPILED_OPTIONS})
+if(CKPTD_BUILD_TESTS)
+  add_executable(ckptd_test_headers EXCLUDE_FROM_ALL ${headers_source})
+  target_precompile_headers(ckptd_test_headers PRIVATE ${CKPTD_COMMON_HEADERS} <gmock/gmock.h> <gtest/gtest.h>)
+  target_link_libraries(ckptd_test_headers PRIVATE ckptd_options GTest::gmock)
+  target_compile_options(ckptd_test_headers PRIVATE ${CKPTD_TEST_OPTIONS} ${CKPTD_PRECOMPILED_OPTIONS})
+endif()
+
+# ckptd_precompile(name FROM target [HEADERS header...]): what that target compiled ahead, or with
+# further headers a set of its own.
 function(ckptd_precompile name)
-  get_target_property(sources ${name} SOURCES)
-  list(LENGTH sources count)
-  if(count GREATER CKPTD_FEW_FILES)
-    target_precompile_headers(${name} PRIVATE ${CKPTD_COMMON_HEADERS} ${ARGN})
-    # With headers compiled ahead, g++ 12 warns of accesses in the standard library that cannot be.
-    target_compile_options(${name} PRIVATE
-      $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess;-Wno-array-bounds;-Wno-stringop-overread;-Wno-stringop-overflow>)
+  cmake_parse_arguments(ARG "" "FROM" "HEADERS" ${ARGN})
+  if(ARG_HEADERS)
+    target_precompile_headers(${name} PRIVATE ${CKPTD_COMMON_HEADERS} ${ARG_HEADERS})
+  else()
+    target_precompile_headers(${name} REUSE_FROM ${ARG_FROM})
   endif()
+  target_compile_options(${name} PRIVATE ${CKPTD_PRECOMPILED_OPTIONS})
 endfunction()
 
-# ckptd_library(name [EXCLUDE file...] [DEPENDS lib...]): every .cc of the folder it is called in.
+# ckptd_library(name [EXCLUDE file...] [DEPENDS lib...] [HEADERS header...]): every .cc of the folder
+# it is called in. HEADERS: what many of them include besides, and takes long to compile.
 function(ckptd_library name)
-  cmake_parse_arguments(ARG "" "" "DEPENDS;EXCLUDE" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "DEPENDS;EXCLUDE;HEADERS" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS *.cc)
   foreach(excluded IN LISTS ARG_EXCLUDE)
     list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/${excluded})
@@ -59,7 +78,7 @@ function(ckptd_library name)
   if(sources)
     add_library(${name} STATIC ${sources})
     target_link_libraries(${name} PUBLIC ckptd_options ${ARG_DEPENDS})
-    ckptd_precompile(${name})
+    ckptd_precompile(${name} FROM ckptd_headers HEADERS ${ARG_HEADERS})
   else()
     add_library(${name} INTERFACE)
     target_link_libraries(${name} INTERFACE ckptd_options ${ARG_DEPENDS})
@@ -75,9 +94,10 @@ function(ckptd_travels name)
     $<$<BOOL:${CKPTD_LINKS_COMPACT_RELOCATIONS}>:-Wl,-z,pack-relative-relocs>)
 endfunction()
 
-# ckptd_test(name DIRECTORY dir LABEL label DEPENDS lib...): one gtest binary of every *_test.cc in dir.
+# ckptd_test(name DIRECTORY dir LABEL label DEPENDS lib... [HEADERS header...]): one gtest binary of
+# every *_test.cc in dir. Tests that link gRPC name its header: it is compiled with other macros.
 function(ckptd_test name)
-  cmake_parse_arguments(ARG "" "LABEL" "DIRECTORY;DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "" "LABEL" "DIRECTORY;DEPENDS;HEADERS" ${ARGN})
   list(TRANSFORM ARG_DIRECTORY PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
   list(TRANSFORM ARG_DIRECTORY APPEND /*_test.cc)
   file(GLOB sources CONFIGURE_DEPENDS ${ARG_DIRECTORY})
@@ -86,7 +106,11 @@ function(ckptd_test name)
   endif()
   add_executable(${name} ${sources})
   target_link_libraries(${name} PRIVATE ckptd_options ckptd_testing ${ARG_DEPENDS} GTest::gmock GTest::gtest_main)
-  ckptd_precompile(${name} <gmock/gmock.h> <gtest/gtest.h>)
+  target_compile_options(${name} PRIVATE ${CKPTD_TEST_OPTIONS})
+  if(ARG_HEADERS)
+    list(APPEND ARG_HEADERS <gmock/gmock.h> <gtest/gtest.h>)
+  endif()
+  ckptd_precompile(${name} FROM ckptd_test_headers HEADERS ${ARG_HEADERS})
   # Parameters have names; their values are often bytes, and other ones in each run.
   gtest_discover_tests(${name} NO_PRETTY_VALUES PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${CKPTD_TEST_SECONDS}
     DISCOVERY_TIMEOUT 60)
