@@ -183,7 +183,7 @@ def cuda(tmp_path, tmp_path_factory):
     for bench in made:
         assert bench.fake.violations() == []
         assert bench.nccl is None or bench.nccl.violations() == []
-        wait_until(lambda: bench.held() == 0, f"memory to be free, not {bench.held()} bytes", 10)
+        wait_until(lambda: bench.held() == 0, f"memory to be free, not {bench.held()} bytes")
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,7 @@ def states(pid):
 def stand_still(pid):
     """Stops a process; it does nothing any more once this returns."""
     os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: set(states(pid)) <= {"T"}, "all of its threads to stand still", 5)
+    wait_until(lambda: set(states(pid)) <= {"T"}, "all of its threads to stand still")
 
 
 @contextlib.contextmanager
@@ -168,7 +168,7 @@ def assert_no_more_than(before, group, measure=footprint):
 
     # What clients have closed, a daemon notices in a moment.
     try:
-        wait_until(lambda: more() == {}, "what was left to go", 5)
+        wait_until(lambda: more() == {}, "what was left to go")
     except AssertionError:
         raise AssertionError(f"left, (before, now): {more()}") from None
 

@@ -11,6 +11,9 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARIES = pathlib.Path(os.environ.get("CKPTD_BUILD_DIR", ROOT / "build")) / "bin"
 PATIENCE = 60
+# Seconds in which a busy machine does what takes moments. Tests of what ends soon give the load, or
+# whatever would end it otherwise, PATIENCE or more.
+SOON = 30
 
 
 def sanitized():

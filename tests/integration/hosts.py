@@ -52,7 +52,7 @@ class SpreadGroup(Group):
         epoch = self.info()["epoch"]
         self.processes[rank].kill()
         self.processes[rank].wait()
-        wait_until(lambda: self.info()["epoch"] != epoch, f"rank {rank} to be missed", 10)
+        wait_until(lambda: self.info()["epoch"] != epoch, f"rank {rank} to be missed")
         self.processes[rank] = self.start(rank)
         self.wait_ready()
 

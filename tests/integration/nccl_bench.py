@@ -12,9 +12,9 @@ from group import save_in_files, wait_until
 from shard_bytes import wrong_tensors
 
 NCCL = ("--comm", "nccl")
-HEARTBEATS = ("--heartbeat-interval", "0.25", "--heartbeat-timeout", "1.5")
+HEARTBEATS = ("--heartbeat-interval", "0.25", "--heartbeat-timeout", "3")
 # Longest that anybody may wait once something has died.
-LIMIT = 10
+LIMIT = 30
 
 
 # A client that loads, and keeps its shard until it is told to end.
@@ -63,7 +63,7 @@ def load(bench, source, layout, *options, dtype=""):
     loaded = json.loads(answer.stdout)
     name = loaded.get("checkpoint", loaded)["name"]
     for rank in range(bench.group.ranks):
-        wait_until(lambda rank=rank: bench.group.json("get", name, rank=rank)["state"] == "ACTIVE", "the load to end", 10)
+        wait_until(lambda rank=rank: bench.group.json("get", name, rank=rank)["state"] == "ACTIVE", "the load to end")
         assert bench.group.json("verify", name, rank=rank)["mismatched"] == []
     assert wrong_tensors(bench, source, name, layout, dtype) == []
     return bench.group.json("get", name)
@@ -77,7 +77,7 @@ def begin(bench, source, layout="fsdp:4"):
         name = answer.get("checkpoint", answer)["name"]
         try:
             wait_until(lambda: exchanged(bench, "ncclGroupEnd") or not is_loading(bench, name),
-                       "the first exchange", 20)
+                       "the first exchange")
         except AssertionError as error:
             raise AssertionError(f"{error}:\n{bench.group.log()}") from None
         if exchanged(bench, "ncclGroupEnd"):

@@ -10,6 +10,7 @@ import urllib.parse
 
 import ckptd
 from faults import MARK, content, reply_header
+from group import SOON
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
@@ -167,7 +168,7 @@ class Scene:
     def assert_usual(self):
         """Attaching takes its usual time, and both daemons live on. A machine is busy for a while;
         what callers do to a daemon lasts as long as they are there."""
-        limit, deadline = 4 * self.usual + 0.05, time.monotonic() + 10
+        limit, deadline = 4 * self.usual + 0.05, time.monotonic() + SOON
         while (typical := statistics.median(self.attach() for _ in range(5))) > limit:
             assert time.monotonic() < deadline, (typical, self.usual)
         assert [self.group.pid(rank) for rank in range(2)] == self.pids

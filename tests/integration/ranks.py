@@ -87,7 +87,7 @@ def used_wrongly(fake, group):
         return fake.held_bytes() - sum(int(group.info(rank)["memory"]["used_bytes"]) for rank in range(group.ranks))
 
     with contextlib.suppress(AssertionError):  # the caller's to say
-        wait_until(lambda: strays() == 0, "only the daemons to hold memory", 10)
+        wait_until(lambda: strays() == 0, "only the daemons to hold memory")
     copies = [line for name in COPIES for rank in range(group.ranks) for line in fake.calls(name, group.pid(rank))]
     return {"copies": len(copies), "strays": strays()}
 

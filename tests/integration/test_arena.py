@@ -83,7 +83,7 @@ def test_memory_that_one_daemon_gives_back_is_not_held_by_the_one_that_filled_it
     wait_until(lambda: shared_memory(group, 0) >= 2 * slab, "rank 0 to have both shards mapped")
     unload_everywhere(group)
     assert all(int(group.json("trim", rank=rank)["freed_bytes"]) >= slab for rank in range(2))
-    wait_until(lambda: shared_memory(group, 0) < MIB, "rank 0 to let go of rank 1's memory", 20)
+    wait_until(lambda: shared_memory(group, 0) < MIB, "rank 0 to let go of rank 1's memory")
     load(group, path)
 
 

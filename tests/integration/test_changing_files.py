@@ -103,7 +103,7 @@ def assert_half_of_nothing(group, path):
             with pytest.raises(ckptd.Error) as caught:
                 client.acquire(found[0])
             assert caught.value.reason == "LOAD_FAILED"
-        wait_until(lambda: int(group.info(rank)["memory"]["used_bytes"]) == 0, "who read to let go of the memory", 10)
+        wait_until(lambda: int(group.info(rank)["memory"]["used_bytes"]) == 0, "who read to let go of the memory")
 
 
 def cached(folder):

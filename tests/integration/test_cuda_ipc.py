@@ -45,12 +45,12 @@ def test_readers_share_the_memory_that_they_open(cuda):
             assert trainers.end() == [0] * ranks
             assert [bench.fake.leaks(pid) for pid in trainers.pids] == [0] * ranks
             assert_each_is_closed_once(bench, trainers.pids)
-    wait_until(lambda: bench.leases() == 0, "all leases to end", 10)
+    wait_until(lambda: bench.leases() == 0, "all leases to end")
     # Nobody but clients opens it: daemons send each other the bytes, and say so.
     (checkpoint,) = bench.group.json("list")["checkpoints"]
     assert checkpoint["progress"]["streamed_ranks"] == [1]
     bench.unload()
-    wait_until(lambda: bench.held() == 0, "the daemons' memory to be free", 10)
+    wait_until(lambda: bench.held() == 0, "the daemons' memory to be free")
     daemons = [bench.group.pid(rank) for rank in range(ranks)]
     for pid in daemons:
         made = [line["address"] for line in bench.fake.calls("cuMemAlloc", pid, result=0)]
@@ -96,7 +96,7 @@ def test_memory_that_a_copy_may_still_read_stays_leased_as_long_as_its_process_l
         assert program.hear() == "DEADLINE"
         (checkpoint,) = bench.group.json("list")["checkpoints"]
         assert bench.group.error("unload", checkpoint["name"])["reason"] == "LEASED"
-    wait_until(lambda: bench.leases() == 0, "its lease to end", 10)
+    wait_until(lambda: bench.leases() == 0, "its lease to end")
     bench.unload()
 
 
@@ -217,8 +217,8 @@ def test_memory_that_is_open_is_not_freed_whatever_operators_and_other_loads_do(
     load(bench, handle="cuda_ipc")
     assert program.ask("look") == "True"
     assert program.ask("drop") == "dropped"
-    wait_until(lambda: bench.leases() == 0, "its lease to end", 10)
-    wait_until(lambda: bench.held() == held, "its memory to be free", 10)
+    wait_until(lambda: bench.leases() == 0, "its lease to end")
+    wait_until(lambda: bench.held() == held, "its memory to be free")
     bench.unload()
     assert bench.fake.violations() == []
 
@@ -231,16 +231,16 @@ def test_nothing_keeps_a_reader_from_writing_and_verifying_finds_it(keeper):
         assert program.ask("spoil") == "spoilt"
         assert len(client.verify(checkpoint).mismatched) == 1
     assert program.ask("drop") == "dropped"
-    wait_until(lambda: bench.leases() == 0, "its lease to end", 10)
+    wait_until(lambda: bench.leases() == 0, "its lease to end")
     bench.unload()
 
 
 def test_a_killed_client_s_lease_ends_and_the_memory_can_go(keeper):
     bench, program = keeper
     os.kill(program.pid, signal.SIGKILL)
-    wait_until(lambda: bench.leases() == 0, "its lease to end", 10)
+    wait_until(lambda: bench.leases() == 0, "its lease to end")
     bench.unload()
-    wait_until(lambda: bench.held() == 0, "the memory to be free", 10)
+    wait_until(lambda: bench.held() == 0, "the memory to be free")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_the_lease_of_a_client_whose_driver_refuses_ends_at_once(cuda, fault, re
         assert bench.fake.leaks(program.pid) == 0
         calls = [bench.fake.calls(name, program.pid, result=0) for name in (OPEN, CLOSE)]
         assert len(calls[0]) == len(calls[1]), calls
-    wait_until(lambda: bench.leases() == 0, "its lease to end", 10)
+    wait_until(lambda: bench.leases() == 0, "its lease to end")
     bench.unload()
 
 

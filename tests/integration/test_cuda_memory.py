@@ -36,7 +36,7 @@ def test_trainers_take_the_memory_and_train_in_place(cuda, ranks):
         assert bench.held() > 0
         assert all(answer["same"] for answer in trainers.ask("train"))
         trainers.ask("drop")
-        wait_until(lambda: bench.held() == 0, "the memory to come back", 10)
+        wait_until(lambda: bench.held() == 0, "the memory to come back")
         assert trainers.end() == [0] * ranks
         assert [bench.fake.leaks(pid) for pid in trainers.pids] == [0] * ranks
     assert bench.fake.calls("cuMemcpyDtoDAsync") == [] and bench.fake.calls("cuMemcpyDtoD") == []
@@ -88,14 +88,14 @@ def test_readers_share_one_memory_that_the_driver_keeps_from_being_written(cuda)
         assert all(answer["same"] for answer in two.ask("forward"))
         assert bench.leases() == 4
         two.ask("drop")
-        wait_until(lambda: bench.leases() == 2, "two leases to end", 10)
+        wait_until(lambda: bench.leases() == 2, "two leases to end")
         assert bench.held() == held
         assert two.end() == [0, 0] and [bench.fake.leaks(pid) for pid in two.pids] == [0, 0]
     assert len(bench.fake.calls("cuMemExportToShareableHandle")) == 2
     assert bench.fake.calls("cuMemcpyDtoDAsync") == []
-    wait_until(lambda: bench.leases() == 0, "all leases to end", 10)
+    wait_until(lambda: bench.leases() == 0, "all leases to end")
     bench.unload()
-    wait_until(lambda: bench.held() == 0, "the daemons' memory to be free", 10)
+    wait_until(lambda: bench.held() == 0, "the daemons' memory to be free")
 
 
 def test_a_private_trainer_copies_once_says_so_and_leaves_the_daemon_s_as_it_was(cuda):
@@ -121,7 +121,7 @@ def test_a_trainer_goes_on_when_its_daemon_is_killed(cuda):
         bench.group.kill(0)
         assert trainers.ask("train") == [{"same": True}]
         trainers.ask("drop")
-        wait_until(lambda: bench.held() == 0, "the memory to come back", 10)
+        wait_until(lambda: bench.held() == 0, "the memory to come back")
         assert trainers.end() == [0]
 
 
@@ -131,7 +131,7 @@ def test_what_a_killed_trainer_took_comes_back_from_the_host_tier(cuda):
         assert all(answer["same"] for answer in trainers.ask("train"))
         for pid in trainers.pids:
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: bench.held() == 0, "the trainers' memory to come back", 10)
+        wait_until(lambda: bench.held() == 0, "the trainers' memory to come back")
     assert all(int(bench.info(rank)["host_tier_used_bytes"]) > 0 for rank in range(2))
     # The weights of the file, not those that were trained; and nobody read the file.
     with bench.trainers("exclusive") as again:
@@ -229,8 +229,8 @@ def test_a_killed_trainer_s_memory_comes_back(cuda, mode):
         daemons = int(bench.info()["used_bytes"])
         assert (daemons > 0) == (mode != "exclusive") and (bench.held() > daemons) == (mode != "shared")
         os.kill(trainers.pids[0], signal.SIGKILL)
-        wait_until(lambda: bench.leases() == 0, "the lease to end", 10)
-        wait_until(lambda: bench.held() == daemons, "the trainer's memory to come back", 10)
+        wait_until(lambda: bench.leases() == 0, "the lease to end")
+        wait_until(lambda: bench.held() == daemons, "the trainer's memory to come back")
     with bench.trainers(mode) as again:
         assert again.ask("compare") == [{"same": True}]
 
@@ -254,10 +254,10 @@ def test_a_driver_that_refuses_the_import_leaves_nothing_behind(cuda, mode):
         (refused,) = trainers.loaded
         assert refused["reason"] == "DEVICE_FAILED" and "CUDA_ERROR_OPERATING_SYSTEM" in refused["message"]
         assert trainers.end() == [0] and bench.fake.leaks(trainers.pids[0]) == 0
-    wait_until(lambda: bench.leases() == 0, "its lease to end", 10)
+    wait_until(lambda: bench.leases() == 0, "its lease to end")
     assert time.monotonic() - began < 60
     bench.unload()
-    wait_until(lambda: bench.held() == 0, "all memory to be free", 10)
+    wait_until(lambda: bench.held() == 0, "all memory to be free")
 
 
 # The other one: no room on that GPU for what mapping its memory takes.

@@ -33,7 +33,7 @@ class Rank:
         return _proto.message(response).FromString(reply)
 
     def wait_released(self):
-        wait_until(lambda: not self.ask("ListLeases").leases, "all leases to end", 5)
+        wait_until(lambda: not self.ask("ListLeases").leases, "all leases to end")
 
 
 def held(info):

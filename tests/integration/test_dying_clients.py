@@ -117,10 +117,10 @@ def test_a_client_killed_while_it_attaches_leaves_no_lease_of_its_own(one, recor
     def connected():
         return [lease for lease in group.json("leases")["leases"] if lease["connected"]]
 
-    wait_until(lambda: connected() == [], "its lease to end", 5)
+    wait_until(lambda: connected() == [], "its lease to end")
     # A token that was not shown is good for a while; released, it leaves nothing either.
     group_release(client, reply.lease)
-    wait_until(lambda: group.json("leases")["leases"] == [], "the last lease to end", 5)
+    wait_until(lambda: group.json("leases")["leases"] == [], "the last lease to end")
     assert_no_more_than(before, group)
 
 
@@ -150,7 +150,7 @@ def test_a_client_that_stands_still_while_it_attaches_delays_nobody(one, record_
                 "fault", (f"attach: {step}", "client", "stopped", "(others) attached", waited)
             )
     group_release(client, reply.lease)
-    wait_until(lambda: group.json("leases")["leases"] == [], "its lease to end with it", 5)
+    wait_until(lambda: group.json("leases")["leases"] == [], "its lease to end with it")
     assert_no_more_than(before, group)
 
 
@@ -167,11 +167,11 @@ def test_a_daemon_that_stands_still_before_it_hands_memory_over_is_given_up(
         with pytest.raises(ckptd.Unavailable, match="has not answered") as caught:
             _fds.receive(fd_socket_of(reply), reply.token, 1, _rpc.Deadline(30), os.fstat)
         waited = time.monotonic() - since
-    assert waited < 5
+    assert waited < 20
     row = ("attach: asked", "its daemon", "stopped", caught.value.reason, waited)
     record_property("fault", row)
     group_release(client, reply.lease)
-    wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end", 5)
+    wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end")
     attach_seconds(client, checkpoint)
     assert_no_more_than(before, group)
 
@@ -300,7 +300,7 @@ def test_trainers_go_on_training_and_end_while_every_daemon_stands_still(trainin
     record_property("fault", ("training", "all daemons", "stopped", "went on training", waited))
     assert waited < LIMIT
     for rank in range(2):
-        wait_until(lambda: not group.json("leases", rank=rank)["leases"], "their leases to end", 5)
+        wait_until(lambda: not group.json("leases", rank=rank)["leases"], "their leases to end")
     assert_heals(group, path, before)
 
 

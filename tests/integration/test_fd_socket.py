@@ -44,7 +44,7 @@ def assert_works(client, checkpoint):
     began = time.monotonic()
     with client.acquire(checkpoint) as shard:
         assert content(shard.tensors["w"]) == torch.arange(64.0).numpy().tobytes()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 4.5, "a connection that shows no token is heard for 5 s"
 
 
 def test_an_unknown_token_gets_a_sentence_and_no_descriptor(loaded):
@@ -89,5 +89,5 @@ def test_leases_that_nobody_fetches_do_not_block_an_unload_for_ever(loaded):
     group, client, checkpoint, _ = loaded
     with client.acquire(checkpoint):
         assert group.error("unload", checkpoint.name)["reason"] == "LEASED"
-    wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end", 5)
+    wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end")
     group.json("unload", checkpoint.name)

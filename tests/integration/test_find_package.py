@@ -124,7 +124,7 @@ def test_its_program_opens_what_the_daemon_names_by_its_handle_and_closes_it_wit
     with on_fake_gpus.use("shared", "cuda_ipc") as user:
         assert user.says == f"SHARED on {on_fake_gpus.uuid}, copied 0\n" and bench.leases() == 1
         assert user.tensors() == on_fake_gpus.shard
-        wait_until(lambda: bench.leases() == 0, "the lease to end", 10)
+        wait_until(lambda: bench.leases() == 0, "the lease to end")
         calls = [bench.fake.calls(name, user.process.pid, result=0) for name in ("cuIpcOpenMemHandle",
                                                                                  "cuIpcCloseMemHandle")]
         assert [len(some) for some in calls] == [1, 1] and on_fake_gpus.leaks(user) == 0

@@ -117,7 +117,7 @@ def test_a_bit_that_flips_on_the_way_fails_the_load_by_name_and_nothing_wrong_is
         with TappedMember(doors(leader)["peer"], flips) as tapped, Daemon(
             folder[1], "--host-id", "far", *plain, ranks=2, rank=1, rendezvous=tapped.rendezvous
         ) as member:
-            wait_until(lambda: leader.info()["state"] == "READY", "the group", 20)
+            wait_until(lambda: leader.info()["state"] == "READY", "the group")
             flips.left = 1
             with ckptd.connect(member.address(1)) as client, ckptd.connect(
                 leader.address(0)

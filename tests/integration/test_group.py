@@ -14,7 +14,7 @@ import time
 import ckptd
 import pytest
 import torch
-from group import BINARIES, Group, clean_environment, save, wait_until
+from group import BINARIES, PATIENCE, SOON, Group, clean_environment, save, wait_until
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_a_killed_daemon_is_restarted_joins_again_and_the_next_load_works(start,
     before = map_all(group, path, "fsdp:3")
     began = time.monotonic()
     group.kill(victim)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < SOON
     assert map_all(group, path, "fsdp:3") == before
 
 
@@ -115,13 +115,13 @@ def test_the_lease_of_a_killed_client_ends_at_once(start, path):
         leases = group.json("leases")["leases"]
         assert [lease["pid"] for lease in leases] == [client.pid]
         client.kill()
-        wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end", 5)
+        wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end")
     finally:
         client.kill()
         client.wait()
 
 
-def test_a_stopped_rank_is_named_to_all_within_ten_seconds(start, tmp_path):
+def test_a_stopped_rank_is_named_to_all_long_before_their_deadline(start, tmp_path):
     group = start(3, "--heartbeat-interval", "0.5", "--heartbeat-timeout", "2")
     source = save(tmp_path / "s.safetensors", {"w": torch.zeros(4096)})
     victim = group.pid(2)
@@ -130,8 +130,8 @@ def test_a_stopped_rank_is_named_to_all_within_ten_seconds(start, tmp_path):
         began = time.monotonic()
         with ckptd.connect(group.address(0)) as client:
             with pytest.raises(ckptd.Error) as caught:
-                client.load(source, layout="fsdp:3", timeout=8)
-        assert time.monotonic() - began < 10
+                client.load(source, layout="fsdp:3", timeout=PATIENCE)
+        assert time.monotonic() - began < SOON
         assert "2" in caught.value.message, caught.value.message
         assert caught.value.reason in ("RANK_LOST", "RANK_MISSING")
     finally:
@@ -304,7 +304,7 @@ def test_killing_launch_takes_its_daemons_down(tmp_path):
         pids = [group.pid(rank) for rank in range(2)]
         group.process.kill()
         group.process.wait()
-        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "the daemons to end", 10)
+        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "the daemons to end")
 
 
 def test_launch_says_which_daemon_did_not_stop_and_fails(tmp_path):

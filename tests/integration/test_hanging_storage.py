@@ -8,7 +8,7 @@ import ckptd
 import hanging
 import pytest
 from faults import Loading, assert_loads, assert_nothing_is_left, sparse
-from group import Group, wait_until
+from group import PATIENCE, SOON, Group, wait_until
 
 with tempfile.TemporaryDirectory() as folder:
     reason = hanging.why_not(folder)
@@ -22,7 +22,7 @@ def checkpoint_of(group, path):
 
 def failure_of(group, path):
     return wait_until(lambda: checkpoint_of(group, path)["state"] == "FAILED" and checkpoint_of(group, path)["failure"],
-                      f"the load of {path} to fail", 10)
+                      f"the load of {path} to fail")
 
 
 def test_a_load_that_waits_for_its_storage_fails_at_its_timeout_and_so_does_who_waits_behind_it(start, tmp_path):
@@ -79,8 +79,8 @@ def test_a_daemon_whose_storage_does_not_answer_stops_all_the_same(tmp_path):
         file.await_opener()
         began = time.monotonic()
         group.process.send_signal(signal.SIGTERM)
-        assert group.process.wait(20) == 1
-        assert time.monotonic() - began < 10
+        assert group.process.wait(PATIENCE) == 1
+        assert time.monotonic() - began < SOON
     assert "it has not finished after 8.0 s, so the process ends now" in group.log()
     with Group(tmp_path, 1) as successor:
         assert_loads(successor, path)

@@ -91,8 +91,8 @@ def test_a_caller_that_drips_a_secret_is_heard_for_a_few_seconds_only(scene):
             for door, secret in secrets.items()
         ]
         scene.assert_usual()
-        assert 4 < heard[0].result() < 8  # FdServer::kTokenPatience
-        assert 1 < heard[1].result() < 5  # PeerSocketOptions::patience
+        assert 4 < heard[0].result() < 14  # timing::kTokenPatience
+        assert 1 < heard[1].result() < 14  # PeerSocketOptions::patience
     scene.assert_usual()
 
 
@@ -122,7 +122,7 @@ def test_watches_are_bounded_and_delay_nobody(scene, tmp_path):
     one_more = Loading(scene.group, 0, path, statement(0, 2), timeout=20)
     for _ in range(3):  # those that ask may take one each
         watches.pop().close()
-    wait_until(lambda: may_watch(scene.client, checkpoint), "room for another watch", 5)
+    wait_until(lambda: may_watch(scene.client, checkpoint), "room for another watch")
     joined = Loading(scene.group, 1, path, statement(1, 2), timeout=20)
     loads = (waiting, one_more, joined)
     assert [load.outcome(20).state for load in loads] == ["ACTIVE"] * 3
@@ -201,7 +201,7 @@ def test_drains_whose_clients_have_gone_keep_nobody_from_the_admin_socket(start,
         assert group.info()["state"] == "DRAINING"
         for call in waiting:
             call.cancel()
-        wait_until(lambda: room_to_drain(drain, request), "the threads of those that have gone", 10)
+        wait_until(lambda: room_to_drain(drain, request), "the threads of those that have gone")
 
 
 def room_to_drain(drain, request):

@@ -144,7 +144,7 @@ def test_a_daemon_with_another_key_is_told_so(tmp_path):
             tmp_path, "--group-key-file", tmp_path / "key", rank=1, ranks=2, rendezvous=port
         )
         with lost:
-            wait_until(lambda: "the same group key" in lost.info(1)["detail"], "the advice", 10)
+            wait_until(lambda: "the same group key" in lost.info(1)["detail"], "the advice")
             assert leader.info()["state"] == "JOINING"
 
 
@@ -177,7 +177,7 @@ def test_many_mute_callers_at_a_members_memory_do_not_keep_the_leader_out(any_sc
     with callers(doors(any_scene.group, 1)["memory"], 200):
         began = time.monotonic()
         assert_loads(any_scene.group, sparse(tmp_path / "f.safetensors", 40 << 20))
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 7, "a rank's memory is waited for for 8 s"
 
 
 def test_a_daemon_on_a_live_port_is_refused_and_its_owner_goes_on(any_scene, tmp_path):
@@ -199,7 +199,7 @@ def test_a_refusal_is_logged_once_of_each_daemon_however_often_it_asks(any_scene
         for _ in range(20):
             call(address, "Join", join_request(group, incarnation=who, job="a flood"))
     call(address, "Join", join_request(group, incarnation="second", job="the last one"))
-    wait_until(lambda: refusals('its job is "the last one"') == 1, "the last refusal to be logged", 10)
+    wait_until(lambda: refusals('its job is "the last one"') == 1, "the last refusal to be logged")
     assert refusals('its job is "a flood"') == 2
 
 

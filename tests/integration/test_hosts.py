@@ -9,7 +9,7 @@ import flat_statements
 import numpy as np
 import pytest
 import torch
-from group import save, wait_until
+from group import SOON, save, wait_until
 from hosts import check_rows, load_in_background, total, wait_for_bytes, why_not
 from slices import as_bytes, rows
 
@@ -53,7 +53,7 @@ def test_a_restarted_daemon_of_the_other_host_gets_its_rows_again(spread, source
     assert check_rows(group, path, tensors, "fsdp:2") == name
 
 
-def test_a_cut_in_mid_transfer_names_the_rank_to_both_hosts_within_ten_seconds(spread, network, big):
+def test_a_cut_in_mid_transfer_names_the_rank_to_both_hosts_long_before_their_deadline(spread, network, big):
     path, _ = big
     group = spread([0, 1])
     network.limit("20mbit")
@@ -63,7 +63,7 @@ def test_a_cut_in_mid_transfer_names_the_rank_to_both_hosts_within_ten_seconds(s
     began = time.monotonic()
     for thread, _ in waiting:
         thread.join()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < SOON
     for rank, (_, answers) in enumerate(waiting):
         assert isinstance(answers[0], ckptd.Error), answers
         assert answers[0].reason == "RANK_LOST", answers[0]
@@ -84,7 +84,7 @@ def test_a_daemon_killed_in_mid_transfer_is_named_to_the_others(spread, network,
     began = time.monotonic()
     group.kill(1)
     thread.join()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < SOON
     assert isinstance(answers[0], ckptd.Error) and answers[0].reason == "RANK_LOST", answers
     assert "rank 1" in answers[0].message
     with ckptd.connect(group.address(0)) as client:
@@ -172,7 +172,7 @@ def test_what_members_read_is_seen_by_all_while_they_read(spread, network, big):
 
     wait_for_bytes(group)
     for rank in range(2):
-        now = wait_until(lambda: news_of_rank_1(rank), f"rank {rank} to see what rank 1 reads", 20)
+        now = wait_until(lambda: news_of_rank_1(rank), f"rank {rank} to see what rank 1 reads")
         assert int(now["bytes_done"]) < int(now["bytes_total"]) == total(tensors)
     network.limit("1gbit")
     for thread, answers in waiting:
@@ -210,7 +210,7 @@ def test_a_reader_killed_in_mid_transfer_is_named_to_all(spread, network, big):
     group.processes[2].wait()
     for thread, _ in waiting:
         thread.join()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < SOON
     for _, answers in waiting:
         assert isinstance(answers[0], ckptd.Error), answers
         assert answers[0].reason == "RANK_LOST" and "rank 2" in answers[0].message, answers[0]

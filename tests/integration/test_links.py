@@ -29,7 +29,7 @@ def test_several_connections_at_once_carry_the_bytes_to_another_host(spread, net
     def busy():
         found = network.connections(1, port).values()
         return sum(connection.get("bytes_received", 0) > MIB / 2 for connection in found) >= 4
-    wait_until(busy, "four connections to carry rows of rank 1", 20)
+    wait_until(busy, "four connections to carry rows of rank 1")
     network.limit("1gbit")
     thread.join()
     assert answers[0].name

@@ -172,7 +172,7 @@ def test_what_goes_to_disk_is_loaded_in_groups_that_are_let_go(group, tmp_path, 
         return [c for c in group.json("list")["checkpoints"] if c["source"] == str(path)]
 
     assert len(loads()) > 3
-    wait_until(lambda: sum(int(load["lease_count"]) for load in loads()) == 1, "one lease, of what the model holds", 10)
+    wait_until(lambda: sum(int(load["lease_count"]) for load in loads()) == 1, "one lease, of what the model holds")
     groups = [(int(load["tensor_count"]), int(load["progress"]["bytes_total"])) for load in loads()
               if not int(load["lease_count"])]
     assert all(count == 1 or size <= 300 for count, size in groups), groups  # a larger tensor comes alone

@@ -12,7 +12,7 @@ import time
 import ckptd
 import pytest
 from faults import MARK, sparse
-from group import Daemon, wait_until
+from group import PATIENCE, SOON, Daemon, wait_until
 from noise import doors, peer_address
 from peer import FakeMember, join_request, message
 
@@ -148,12 +148,12 @@ def test_a_member_that_lies_fails_the_load_by_name_and_hurts_nobody(tmp_path, me
             with ckptd.connect(leader.address(0)) as client:
                 began = time.monotonic()
                 with pytest.raises(ckptd.Error) as caught:
-                    client.load(path, layout="replicate:2", timeout=20)
-                assert time.monotonic() - began < 10
+                    client.load(path, layout="replicate:2", timeout=PATIENCE)
+                assert time.monotonic() - began < SOON
             assert (
                 "rank 1" in caught.value.message or caught.value.facts.get("rank") == "1"
             ), caught.value
-            wait_until(lambda: "Abort" in member.calls, "the member to be told", 10)
+            wait_until(lambda: "Abort" in member.calls, "the member to be told")
         assert leader.pid(0) == pid
         assert int(leader.info()["memory"]["used_bytes"]) == 0
 
@@ -178,7 +178,7 @@ def test_a_member_that_joins_and_falls_silent_is_named(tmp_path):
         released = threading.Event()
 
         def hang(_):
-            released.wait(30)
+            released.wait(PATIENCE)
             return message("PrepareResponse")
 
         with FakeMember(peer_address(leader), join_request(leader), {"Prepare": hang}):
@@ -186,6 +186,6 @@ def test_a_member_that_joins_and_falls_silent_is_named(tmp_path):
                 began = time.monotonic()
                 with pytest.raises(ckptd.Error) as caught:
                     client.load(path, layout="replicate:2")
-                assert time.monotonic() - began < 10
+                assert time.monotonic() - began < SOON
             released.set()
         assert caught.value.reason == "RANK_LOST" and "rank 1" in caught.value.message

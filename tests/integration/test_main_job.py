@@ -122,7 +122,7 @@ def test_nothing_outlives_a_main_job_that_is_interrupted_or_killed(job, how):
     else:
         wait_until(none_left, "daemons and trainers to end", 30)
     # Threads of a killed process may hold its descriptors for a moment after the first one has ended.
-    wait_until(lambda: fake.held_bytes() == 0, "their memory to be free", 10)
+    wait_until(lambda: fake.held_bytes() == 0, "their memory to be free")
 
 
 @pytest.mark.parametrize(

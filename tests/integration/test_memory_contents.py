@@ -61,7 +61,7 @@ def test_no_byte_of_one_checkpoint_shows_past_the_end_of_the_next(start, memory,
         first = load(client, filled(tmp_path / "a.safetensors", 0xAA, 3 * MIB))
         seen, before = handed_out(client, first)
         assert seen.count(0xAA) == 3 * MIB
-        wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end", 5)
+        wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end")
         group.json("unload", first.name)
         second = load(client, filled(tmp_path / "b.safetensors", 0xBB, MIB + 7))
         seen, after = handed_out(client, second)
@@ -91,7 +91,7 @@ def test_a_client_that_dropped_its_lease_but_keeps_its_mapping_never_sees_other_
     with ckptd.connect(group.address(0)) as client:
         with Program(KEEPER, group.address(0), path, environment=memory.client_environment) as keeper:
             assert keeper.hear() == "kept"
-            wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end", 5)
+            wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end")
             for i in range(6):
                 # More than the budget in all: what can be used again is.
                 client.acquire(load(client, filled(tmp_path / f"{i}.safetensors", i + 1, 5 * MIB))).close()
@@ -131,16 +131,16 @@ def test_memory_that_a_killed_exclusive_client_wrote_to_is_never_served_again(
             with Program(TAKER, group.address(0), path, environment=memory.client_environment) as taker:
                 assert taker.hear() == "dirty"
                 # The daemon notes it once it has handed the memory over.
-                wait_until(lambda: client.list()[0].state == "TAKEN", "the checkpoint to be taken", 5)
+                wait_until(lambda: client.list()[0].state == "TAKEN", "the checkpoint to be taken")
                 taken = client.list()[0]
-            wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end", 5)
+            wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end")
             with pytest.raises(ckptd.Error) as caught:
                 client.acquire(taken)
             assert caught.value.reason == "TAKEN"
             again = load(client, path)
             assert again.name != taken.name and attaches_filled(client, again, 0xAA)
             assert set(whole_segments(client, again)) == {0, 0xAA}
-            wait_until(lambda: group.ctl("unload", again.name).returncode == 0, "the unload", 5)
+            wait_until(lambda: group.ctl("unload", again.name).returncode == 0, "the unload")
     assert_nothing_is_left(group)
 
 
@@ -153,7 +153,7 @@ def test_memory_whose_exclusive_handover_broke_is_not_served_again(start, tmp_pa
         reply = ticket(client, checkpoint, "exclusive")
         with knock(fd_socket_of(reply)) as stream:
             stream.sendall(reply.token.encode())
-        wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end", 5)
+        wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end")
         assert client.get(checkpoint).state == "TAKEN"
         assert attaches_filled(client, load(client, path), 0xAA)
     assert_nothing_is_left(group)

@@ -54,7 +54,7 @@ def test_an_exclusive_client_takes_the_memory_and_the_next_load_reads_again(star
                 assert words(pristine)[0] == 0.0 and words(shard)[0] == 5.0
                 # The first lease ends: the second one's count is not touched.
                 shard.close()
-                wait_until(lambda: len(group.json("leases")["leases"]) == 1, "the first lease to end", 5)
+                wait_until(lambda: len(group.json("leases")["leases"]) == 1, "the first lease to end")
                 assert group.json("get", again.name)["lease_count"] == 1
 
 
@@ -120,7 +120,7 @@ def test_no_byte_of_one_checkpoint_shows_in_the_padding_of_the_next(start, tmp_p
         with client.acquire(first) as shard:
             memory = inode_at(shard.tensors["w"].pointer)
         del shard  # what is mapped is not used again
-        wait_until(lambda: group.ctl("unload", first.name).returncode == 0, "the unload", 5)
+        wait_until(lambda: group.ctl("unload", first.name).returncode == 0, "the unload")
         with client.acquire(client.load(tiny, layout="fsdp:1")) as shard:
             first, last = shard.tensors["a"], shard.tensors["b"]
             assert inode_at(first.pointer) == memory, "it is the same memory"
@@ -141,4 +141,4 @@ def test_attach_and_release_leave_descriptors_and_leases_flat(start, path):
             return len(os.listdir(f"/proc/{pid}/fd"))
         before = cycle(20)
         assert cycle(200) <= before + 2
-    wait_until(lambda: group.json("leases")["leases"] == [], "all leases to end", 5)
+    wait_until(lambda: group.json("leases")["leases"] == [], "all leases to end")

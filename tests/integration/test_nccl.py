@@ -125,7 +125,7 @@ def test_beside_a_client_that_holds_a_shard_nccl_carries_only_what_it_is_asked_t
         load(bench, source, "fsdp:2", "--handle", "cuda_ipc")
         assert (len(exchanged(bench)) > before) == asked
         assert (f"a client holds a shard of rank {rank}, and NCCL" in bench.group.log()) != asked
-    wait_until(lambda: bench.leases() == 0, "the lease to end", 10)
+    wait_until(lambda: bench.leases() == 0, "the lease to end")
     bench.unload()
 
 
@@ -240,7 +240,7 @@ def test_all_hear_that_a_rank_has_failed_before_its_nccl_has_let_go(cuda, tmp_pa
     since = time.monotonic()
     answer = bench.group.ctl("load", source, "--layout", "fsdp:3")
     assert answer.returncode == 1 and "NCCL answers 3" in answer.stderr, answer.stderr
-    assert time.monotonic() - since < 4, "an abort is waited for for 5 s"
+    assert time.monotonic() - since < 5, "an abort is waited for for 5 s"
 
 
 @pytest.mark.parametrize("reader", ["rank0", "all"])

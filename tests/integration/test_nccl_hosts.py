@@ -75,7 +75,7 @@ def test_left_to_themselves_daemons_put_no_collective_beside_what_trainers_do_wi
         assert len(exchanged(bench)) == before
         assert "in streams: " in bench.group.log() and "a client holds a shard of rank 0, and NCCL" in bench.group.log()
         assert trainers.end() == [0] * len(HOSTS)
-    wait_until(lambda: bench.leases() == 0, "all leases to end", 10)
+    wait_until(lambda: bench.leases() == 0, "all leases to end")
     bench.unload()
     load(bench, source, "fsdp:4")
     assert len(exchanged(bench)) > before

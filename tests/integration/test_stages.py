@@ -9,10 +9,9 @@ import time
 import ckptd
 import pytest
 import torch
-from group import save, wait_until
+from group import PATIENCE, SOON, save, wait_until
 
 TENSORS = {name: torch.arange(60.0).reshape(10, 6) + 100 * i for i, name in enumerate("abcd")}
-PATIENCE = 30
 
 
 @pytest.fixture
@@ -90,19 +89,19 @@ def test_a_file_that_was_touched_is_loaded_anew_by_all_stages(trainers, path):
     assert len({c.name for c in new}) == 1
 
 
-def test_a_trainer_that_waits_for_others_hears_within_10_seconds_for_whom(trainers, caplog):
+def test_a_trainer_that_waits_for_others_hears_soon_for_whom(trainers, caplog):
     began = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         loads = [pool.submit(trainers.load, rank, "ab") for rank in (0, 2)]
-        wait_until(lambda: len(caplog.messages) == 2, "both to be told", 10)
-        assert time.monotonic() - began < 10
+        wait_until(lambda: len(caplog.messages) == 2, "both to be told")
+        assert time.monotonic() - began < SOON
         assert len({load.result(PATIENCE).name for load in (*loads, pool.submit(trainers.load, 1, "ab"))}) == 1
     for said in caplog.messages:
         assert said.startswith(f"loading {trainers.path}: still waiting, after ")
         assert "s, for rank 1 to take part" in said and said.endswith(f"it gives up after {PATIENCE} s")
 
 
-def test_trainers_that_load_different_files_hear_within_10_seconds_of_the_other_one(start, tmp_path, path):
+def test_trainers_that_load_different_files_hear_soon_of_the_other_one(start, tmp_path, path):
     """The file on rank 1 is another one, by mistake."""
     pair, other = Trainers(start(2), path), save(tmp_path / "other.safetensors", TENSORS)
     began = time.monotonic()
@@ -113,7 +112,7 @@ def test_trainers_that_load_different_files_hear_within_10_seconds_of_the_other_
             with pytest.raises(ckptd.FailedPrecondition, match=elsewhere) as caught:
                 load.result(PATIENCE)
             assert caught.value.reason == "LOAD_CONFLICT"
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < SOON
 
 
 @pytest.mark.parametrize("mistaken", [0, 2])
@@ -122,7 +121,7 @@ def test_a_path_that_rank_0_does_not_have_is_refused_at_once_wherever_it_is_aske
     wrong, began = Trainers(group, f"{path}.not"), time.monotonic()
     with pytest.raises(ckptd.NotFound, match=r"not.*: .*check the path"):
         wrong.load(mistaken, "ab")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON
     assert len({checkpoint.name for checkpoint in trainers.all(["ab", "c", "d"])}) == 1
 
 
@@ -147,7 +146,7 @@ def test_what_a_trainer_that_was_killed_has_stated_keeps_nobody_from_loading(tra
         with trainer:
             assert trainer.stdout.readline() == "watches\n"
             trainer.kill()
-        wait_until(lambda: client.list()[0].state == "FAILED", "it to be missed", 10)
+        wait_until(lambda: client.list()[0].state == "FAILED", "it to be missed")
         assert client.list()[0].failure.reason == "RANK_MISSING"
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
             # Other tensors than it asked for; whoever of them comes first.

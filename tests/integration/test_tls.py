@@ -60,7 +60,7 @@ def check_never_joins(network, folder, per_rank):
         def told():
             infos = group.info(rank=0), group.info(rank=1)
             return all(infos) and infos[0]["state"] == "JOINING" and "--tls-cert" in infos[1]["detail"]
-        wait_until(told, f"rank 1 to say why it cannot join; logs in {group.folder}", 20)
+        wait_until(told, f"rank 1 to say why it cannot join; logs in {group.folder}")
     finally:
         group.stop()
 

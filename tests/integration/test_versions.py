@@ -41,7 +41,7 @@ def test_a_member_does_not_join_a_leader_of_another_version_and_names_both(
 ):
     with FakeLeader(answer) as leader:
         with Daemon(tmp_path, ranks=2, rank=1, rendezvous=leader.address) as member:
-            wait_until(lambda: len(leader.joins) > 1, "the member to try again", 20)
+            wait_until(lambda: len(leader.joins) > 1, "the member to try again")
             info = member.info(1)
             assert info["state"] == "JOINING"
             assert named in info["detail"] and info["version"] in info["detail"], info

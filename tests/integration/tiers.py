@@ -40,7 +40,7 @@ class Tier:
         if self.fake is None:
             return
         assert self.fake.violations()[self._known :] == []
-        wait_until(lambda: self._more() <= 0, f"{self._more()} bytes of GPU memory to be free", 10)
+        wait_until(lambda: self._more() <= 0, f"{self._more()} bytes of GPU memory to be free")
 
     def _more(self):
         return self.fake.held_bytes() - self._held
