@@ -50,7 +50,7 @@ Json ProgressJson(const LoadProgress& progress) {
           {"bytes_per_second", progress.bytes_per_second},
           {"slowest_rank", progress.slowest_rank},
           {"waiting_ranks", progress.waiting_ranks},
-          {"elsewhere", progress.elsewhere},
+          {"conflict", progress.conflict},
           {"storage_bytes", progress.storage_bytes},
           {"mapped_bytes", progress.mapped_bytes},
           {"direct_bytes", progress.direct_bytes},

@@ -49,7 +49,7 @@ std::string Details(const LoadProgress& progress) {
   if (!progress.waiting_ranks.empty()) {
     out += "  " + Waiting(progress.waiting_ranks);
     if (!progress.no_memory.empty()) out += fmt::format(" ({})", progress.no_memory);
-    if (!progress.elsewhere.empty()) out += fmt::format(" ({})", progress.elsewhere);
+    if (!progress.conflict.empty()) out += fmt::format(" ({})", progress.conflict);
   } else if (progress.slowest_rank >= 0 && progress.bytes_done < progress.bytes_total) {
     out += fmt::format("  slowest rank {}", progress.slowest_rank);
   }

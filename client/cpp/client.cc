@@ -70,7 +70,7 @@ absl::Status WatchTimeout(const CheckpointInfo& last, const std::string& name, T
     if (!last.progress.waiting_ranks.empty()) {
       what += ", waiting for " + RankList(last.progress.waiting_ranks);
       if (!last.progress.no_memory.empty()) what += fmt::format(" ({})", last.progress.no_memory);
-      if (!last.progress.elsewhere.empty()) what += fmt::format(" ({})", last.progress.elsewhere);
+      if (!last.progress.conflict.empty()) what += fmt::format(" ({})", last.progress.conflict);
     }
   }
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,

@@ -54,7 +54,7 @@ LoadProgress ProgressOf(const v1::Progress& progress) {
   out.bytes_per_second = progress.bytes_per_second();
   out.slowest_rank = progress.slowest_rank();
   out.waiting_ranks.assign(progress.waiting_ranks().begin(), progress.waiting_ranks().end());
-  out.elsewhere = progress.elsewhere();
+  out.conflict = progress.conflict();
   out.no_memory = progress.no_memory();
   out.storage_bytes = progress.storage_bytes();
   out.mapped_bytes = progress.mapped_bytes();

@@ -53,7 +53,7 @@ struct LoadProgress {
   double bytes_per_second = 0;         // 0 before the transfer began
   int32_t slowest_rank = -1;           // -1: unknown
   std::vector<int32_t> waiting_ranks;  // a pending load waits for these
-  std::string elsewhere;               // what one of them loads instead, for people
+  std::string conflict;                // what one of them loads instead, for people
   std::string no_memory;               // kWaitingForMemory: which clients hold how much, for people
   uint64_t storage_bytes = 0;
   uint64_t mapped_bytes = 0;  // those of them that were read through a mapping of the page cache

@@ -23,6 +23,7 @@ inline constexpr char kPlanMismatch[] = "PLAN_MISMATCH";           // Internal: 
 inline constexpr char kCoverage[] = "COVERAGE";                    // Internal: an element not written exactly once
 
 // Loading and handing over.
+inline constexpr char kIllegalState[] = "ILLEGAL_STATE";               // Internal: a load's states in an order that cannot be
 inline constexpr char kCheckpointNotFound[] = "CHECKPOINT_NOT_FOUND";  // NotFound
 inline constexpr char kNotActive[] = "NOT_ACTIVE";                     // FailedPrecondition
 inline constexpr char kLoadFailed[] = "LOAD_FAILED";                   // FailedPrecondition

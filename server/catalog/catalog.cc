@@ -17,68 +17,44 @@ constexpr size_t kEndedKept = 32;
 
 }  // namespace
 
-absl::Status CheckpointNotFound(const std::string& name) {
-  return MakeError(absl::StatusCode::kNotFound, reason::kCheckpointNotFound,
-                   fmt::format("looking up {}: this daemon holds no such checkpoint (it may have "
-                               "been unloaded or evicted); load it again, or list what is there",
-                               name),
-                   {{"checkpoint", name}});
-}
-
 Catalog::Catalog(MemoryBackend& backend, uint32_t rank, uint32_t world_size)
-    : backend_(backend), rank_(rank), world_size_(world_size) {}
+    : backend_(backend),
+      table_(rank, world_size),
+      watchers_(table_),
+      leases_(table_),
+      eviction_(table_, backend) {}
 
-Catalog::Entry* Catalog::Find(const std::string& name) {
-  const auto at = entries_.find(name);
-  return at == entries_.end() ? nullptr : &at->second;
-}
-
-const Catalog::Entry* Catalog::Find(const std::string& name) const {
-  const auto at = entries_.find(name);
-  return at == entries_.end() ? nullptr : &at->second;
-}
-
-void Catalog::Touch(Entry& entry) {
-  ++entry.version;
-  entry.last_used = ++ticks_;
-  changed_.NotifyAll();
-}
-
-std::optional<Catalog::Match> Catalog::FindMatch(const LoadRequest& request) const {
-  const uint64_t digest = RequestDigest(request);
-  // Who needs no digests is served by a checkpoint that has them.
-  LoadRequest richer = request;
-  richer.digests = true;
-  const uint64_t richer_digest = request.digests ? digest : RequestDigest(richer);
-  MutexLock lock(mutex_);
-  const Entry* best = nullptr;
-  for (const auto& [name, entry] : entries_) {
+std::optional<Catalog::Match> Catalog::FindMatch(const IdentifiedRequest& asked) const {
+  const bool exclusive = asked.request.intended == AttachMode::kExclusive;
+  MutexLock lock(table_.mutex);
+  const CatalogEntry* best = nullptr;
+  for (const auto& [name, entry] : table_.entries) {
     const bool active = entry.info.state == CheckpointState::kActive;
-    if (entry.request_digest != digest && (!active || entry.request_digest != richer_digest)) {
-      continue;
-    }
+    // A request without digests is served by an ACTIVE checkpoint that has them.
+    const uint64_t has = entry.asked.digest;
+    if (has != asked.digest && (!active || has != asked.digest_with_digests)) continue;
     if (!active && entry.info.state != CheckpointState::kLoading) continue;
     // Memory that has been lent to readers cannot be handed over any more.
-    if (active && request.intended == AttachMode::kExclusive && entry.memory->sealed()) continue;
+    if (active && exclusive && entry.memory->sealed()) continue;
     if (best == nullptr || entry.info.created > best->info.created) best = &entry;
   }
   if (best == nullptr) return std::nullopt;
   return Match{best->info.name, best->info.state == CheckpointState::kActive, best->files,
-               Gathers(*best), best->request.statement, best->request};
+               best->Gathers(), best->asked};
 }
 
 std::vector<std::string> Catalog::NearMiss(const LoadRequest& request) const {
   LoadRequest nearest;
   {
-    MutexLock lock(mutex_);
-    const Entry* best = nullptr;
-    for (const auto& [name, entry] : entries_) {
-      if (entry.request.source != request.source) continue;
+    MutexLock lock(table_.mutex);
+    const CatalogEntry* best = nullptr;
+    for (const auto& [name, entry] : table_.entries) {
+      if (entry.asked.request.source != request.source) continue;
       if (entry.info.state != CheckpointState::kActive) continue;
       if (best == nullptr || entry.info.created > best->info.created) best = &entry;
     }
     if (best == nullptr) return {};
-    nearest = best->request;
+    nearest = best->asked.request;
   }
   std::vector<std::string> fields = DifferingFields(request, nearest);
   if (fields.empty()) fields.emplace_back("files");
@@ -86,49 +62,44 @@ std::vector<std::string> Catalog::NearMiss(const LoadRequest& request) const {
 }
 
 uint64_t Catalog::Tick() const {
-  MutexLock lock(mutex_);
-  return ticks_;
+  MutexLock lock(table_.mutex);
+  return table_.ticks;
 }
 
-void Catalog::Begin(const std::string& name, const LoadRequest& request, uint64_t since) {
-  const uint64_t digest = RequestDigest(request);  // of many tensors, which takes long
-  MutexLock lock(mutex_);
-  const Entry* existing = Find(name);
+void Catalog::Begin(const std::string& name, const IdentifiedRequest& asked, uint64_t since) {
+  const LoadRequest& request = asked.request;
+  MutexLock lock(table_.mutex);
+  const CatalogEntry* existing = table_.Find(name);
   if (existing != nullptr) {
     const CheckpointState state = existing->info.state;
     if (state == CheckpointState::kLoading || state == CheckpointState::kActive) return;
     if (state == CheckpointState::kFailed && existing->last_used > since) return;
   }
-  Entry entry;
+  CatalogEntry entry;
   entry.info.name = name;
   entry.info.source = request.source;
   entry.info.intended = request.intended;
-  entry.info.kind = KindFor(request);
-  entry.info.rank = rank_;
-  entry.info.world_size = world_size_;
+  entry.info.kind = KindFor(backend_, request);
+  entry.info.rank = table_.rank;
+  entry.info.world_size = table_.world_size;
   entry.info.digests = request.digests;
   entry.info.created = std::chrono::system_clock::now();
   entry.info.layout = DescribeLayout(request);
-  entry.request = request;
-  entry.request_digest = digest;
-  entry.load_key = LoadKey(request);
-  entry.generation = ++ticks_;
-  if (const auto aborted = aborted_.find(name); aborted != aborted_.end()) {
-    if (aborted->second.tick > since) {
-      entry.info.state = CheckpointState::kFailed;
-      entry.info.failure = aborted->second.why;
-    }
-    aborted_.erase(aborted);
+  entry.asked = asked;
+  entry.generation = ++table_.ticks;
+  if (const auto why = table_.tombstones.Take(name, since); why.has_value()) {
+    entry.info.state = CheckpointState::kFailed;
+    entry.info.failure = *why;
   }
   Log(LogLevel::kInfo, "{}: loading {}, layout {}", name, request.source, entry.info.layout);
-  entries_[name] = std::move(entry);
-  Touch(entries_[name]);
+  table_.entries[name] = std::move(entry);
+  table_.Touch(table_.entries[name]);
   Prune();
 }
 
 void Catalog::UpdateProgress(const std::string& name, const Progress& progress) {
-  MutexLock lock(mutex_);
-  Entry* entry = Find(name);
+  MutexLock lock(table_.mutex);
+  CatalogEntry* entry = table_.Find(name);
   if (entry == nullptr) return;
   if (entry->filling.has_value()) {
     entry->filling->progress = progress;
@@ -137,38 +108,38 @@ void Catalog::UpdateProgress(const std::string& name, const Progress& progress) 
   } else {
     return;
   }
-  Touch(*entry);
+  table_.Touch(*entry);
 }
 
 void Catalog::Prune() {
   std::vector<std::pair<uint64_t, std::string>> ended;
-  for (const auto& [name, entry] : entries_) {
+  for (const auto& [name, entry] : table_.entries) {
     const bool done = entry.info.state == CheckpointState::kFailed ||
                       entry.info.state == CheckpointState::kTaken;
     if (done && entry.info.leases == 0) ended.emplace_back(entry.last_used, name);
   }
   if (ended.size() <= kEndedKept) return;
   std::sort(ended.begin(), ended.end());
-  for (size_t i = 0; i + kEndedKept < ended.size(); ++i) entries_.erase(ended[i].second);
+  for (size_t i = 0; i + kEndedKept < ended.size(); ++i) table_.entries.erase(ended[i].second);
 }
 
 bool Catalog::HasActive(const std::string& name, uint64_t rank_digest) const {
-  MutexLock lock(mutex_);
-  const Entry* entry = Find(name);
+  MutexLock lock(table_.mutex);
+  const CatalogEntry* entry = table_.Find(name);
   return entry != nullptr && entry->info.state == CheckpointState::kActive &&
          entry->shard->plan.digest == rank_digest;
 }
 
 std::shared_ptr<ShardMemory> Catalog::LoadingMemory(const std::string& name) const {
-  MutexLock lock(mutex_);
-  const Entry* entry = Find(name);
+  MutexLock lock(table_.mutex);
+  const CatalogEntry* entry = table_.Find(name);
   if (entry == nullptr || entry->info.state != CheckpointState::kLoading) return nullptr;
   return entry->memory;
 }
 
 std::shared_ptr<const Shard> Catalog::LoadingShard(const std::string& name) const {
-  MutexLock lock(mutex_);
-  const Entry* entry = Find(name);
+  MutexLock lock(table_.mutex);
+  const CatalogEntry* entry = table_.Find(name);
   if (entry == nullptr || entry->info.state != CheckpointState::kLoading) return nullptr;
   return entry->shard;
 }
@@ -178,14 +149,14 @@ absl::Status Catalog::Publish(const CommitCall& call) {
   if (memory == nullptr) return CheckpointNotFound(call.name);
   bool exclusive = false;
   {
-    MutexLock lock(mutex_);
-    const Entry* entry = Find(call.name);
+    MutexLock lock(table_.mutex);
+    const CatalogEntry* entry = table_.Find(call.name);
     exclusive = entry != nullptr && entry->info.intended == AttachMode::kExclusive;
   }
   memory->ReleaseStaging();
   if (!exclusive) CKPTD_RETURN_IF_ERROR(memory->Seal());
-  MutexLock lock(mutex_);
-  Entry* entry = Find(call.name);
+  MutexLock lock(table_.mutex);
+  CatalogEntry* entry = table_.Find(call.name);
   // It may have failed, and one of the same name have begun, which has no memory yet or other.
   if (entry == nullptr || entry->info.state != CheckpointState::kLoading ||
       entry->memory != memory) {
@@ -197,11 +168,100 @@ absl::Status Catalog::Publish(const CommitCall& call) {
   entry->info.state = CheckpointState::kActive;
   entry->info.activated = std::chrono::system_clock::now();
   entry->info.progress = call.progress;
-  entry->info.resident_ranks = world_size_;  // what is published on one rank is so on all
-  entry->filled = ++ticks_;
-  StartKeeping(*entry);
-  Touch(*entry);
+  entry->info.resident_ranks = table_.world_size;  // what is published on one rank is so on all
+  entry->filled = ++table_.ticks;
+  table_.StartKeeping(*entry);
+  table_.Touch(*entry);
   return absl::OkStatus();
+}
+
+absl::StatusOr<CheckpointInfo> Catalog::Get(const std::string& name) const {
+  MutexLock lock(table_.mutex);
+  const CatalogEntry* entry = table_.Find(name);
+  if (entry == nullptr) return CheckpointNotFound(name);
+  return table_.InfoOf(*entry);
+}
+
+std::vector<CheckpointInfo> Catalog::List() const {
+  std::vector<CheckpointInfo> infos;
+  {
+    MutexLock lock(table_.mutex);
+    for (const auto& [name, entry] : table_.entries) {
+      if (!entry.IsView()) infos.push_back(table_.InfoOf(entry));
+    }
+  }
+  std::sort(infos.begin(), infos.end(),
+            [](const auto& a, const auto& b) { return a.created > b.created; });
+  return infos;
+}
+
+void Catalog::Stop() {
+  MutexLock lock(table_.mutex);
+  table_.stopped = true;
+  table_.changed.NotifyAll();
+}
+
+std::set<std::string> Catalog::ActiveNames() const {
+  MutexLock lock(table_.mutex);
+  std::set<std::string> names;
+  for (const auto& [name, entry] : table_.entries) {
+    if (entry.info.state == CheckpointState::kActive) names.insert(name);
+  }
+  return names;
+}
+
+absl::StatusOr<uint64_t> Catalog::Unload(const std::string& name, bool force, bool idle) {
+  std::shared_ptr<ShardMemory> freed;  // destroyed after the lock
+  MutexLock lock(table_.mutex);
+  CatalogEntry* entry = table_.Find(name);
+  if (entry == nullptr) return CheckpointNotFound(name);
+  entry = &table_.OwnerOf(*entry);
+  // A client that forces it has cancelled the load of a view, or wants its memory before that ends.
+  const CatalogEntry* const loading = table_.Unended(*entry);
+  if (loading != nullptr && (loading == entry || !force)) {
+    return NotActive("unloading", table_.InfoOf(*loading),
+                     "; or force it, which cancels the load on every rank");
+  }
+  if (entry->info.leases > 0 && !force) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
+                     fmt::format("unloading {}: {} open on it; end what holds it, or force it "
+                                 "(clients keep what they have mapped)",
+                                 name, LeasesText(entry->info.leases)),
+                     {{"checkpoint", name}});
+  }
+  if (idle && entry->Kept() && !force) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
+                     fmt::format("unloading {} as idle: a client that has loaded it has yet to "
+                                 "acquire it; try again in {} s, or unload it by name",
+                                 name, timing::kKeptForClient.count()),
+                     {{"checkpoint", name}});
+  }
+  const uint64_t bytes = entry->memory == nullptr ? 0 : entry->info.slab_bytes;
+  freed = std::move(entry->memory);
+  table_.Erase(std::string(entry->info.name));
+  table_.changed.NotifyAll();
+  Log(LogLevel::kInfo, "{}: unloaded, {:.1f} MB", name, static_cast<double>(bytes) / 1e6);
+  return bytes;
+}
+
+absl::StatusOr<CheckpointInfo> Catalog::Pin(const std::string& name, bool pinned) {
+  MutexLock lock(table_.mutex);
+  CatalogEntry* entry = table_.Find(name);
+  if (entry == nullptr) return CheckpointNotFound(name);
+  CatalogEntry& owner = table_.OwnerOf(*entry);
+  owner.info.pinned = pinned;
+  table_.Touch(owner);
+  return table_.InfoOf(*entry);
+}
+
+std::vector<ResidentCheckpoint> Catalog::Residents() const {
+  MutexLock lock(table_.mutex);
+  std::vector<ResidentCheckpoint> residents;
+  for (const auto& [name, entry] : table_.entries) {
+    if (entry.info.state != CheckpointState::kActive) continue;
+    residents.push_back({name, entry.asked.load_key, entry.files, entry.request_digests});
+  }
+  return residents;
 }
 
 }  // namespace ckptd

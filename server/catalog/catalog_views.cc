@@ -8,41 +8,23 @@
 
 namespace ckptd {
 
-Catalog::Entry& Catalog::OwnerOf(Entry& entry) {
-  Entry* const owner = IsView(entry) ? Find(entry.info.served_from) : nullptr;
-  return owner == nullptr ? entry : *owner;
-}
-
-const Catalog::Entry& Catalog::OwnerOf(const Entry& entry) const {
-  const Entry* const owner = IsView(entry) ? Find(entry.info.served_from) : nullptr;
-  return owner == nullptr ? entry : *owner;
-}
-
-CheckpointInfo Catalog::InfoOf(const Entry& entry) const {
-  CheckpointInfo info = Shown(entry);
-  const Entry& owner = OwnerOf(entry);
-  info.leases = owner.info.leases;
-  info.pinned = owner.info.pinned;
-  return info;
-}
-
-bool Catalog::Serves(const Entry& entry, const PrepareCall& call) const {
+bool Catalog::Serves(const CatalogEntry& entry, const PrepareCall& call) const {
   const LoadRequest& request = call.request;
   const bool exclusive = request.intended == AttachMode::kExclusive;
-  if (entry.info.state != CheckpointState::kActive || IsView(entry)) return false;
-  if (entry.files != call.index->files || entry.info.kind != KindFor(request)) return false;
+  if (entry.info.state != CheckpointState::kActive || entry.IsView()) return false;
+  if (entry.files != call.index->files || entry.info.kind != KindFor(backend_, request)) return false;
   if (request.digests && !entry.info.digests) return false;
   if (exclusive != (entry.info.intended == AttachMode::kExclusive)) return false;
-  // Whoever wants the memory itself must be the first, and nobody else wait for it.
+  // A client that takes the memory itself must be the first, and nobody else may wait for it.
   return !exclusive || (entry.info.leases == 0 && !entry.memory->sealed() &&
-                        !Kept(entry, /*but_for=*/""));
+                        !entry.Kept(/*but_for=*/""));
 }
 
 // Leases hold the memory, and the table that they were given.
 void Catalog::BoundViews(const std::string& owner) {
   size_t views = 0;
-  const Entry* oldest = nullptr;
-  for (const auto& [name, entry] : entries_) {
+  const CatalogEntry* oldest = nullptr;
+  for (const auto& [name, entry] : table_.entries) {
     if (entry.info.served_from != owner) continue;
     ++views;
     if (entry.filling.has_value() || entry.watchers > 0) continue;
@@ -51,17 +33,18 @@ void Catalog::BoundViews(const std::string& owner) {
   if (views < kMostViews || oldest == nullptr) return;
   const std::string name = oldest->info.name;
   Log(LogLevel::kInfo, "{}: forgotten, {} has {} views", name, owner, views);
-  Erase(name);
-  changed_.NotifyAll();
+  table_.Erase(name);
+  table_.changed.NotifyAll();
 }
 
 std::vector<Catalog::Resident> Catalog::MayServe(const PrepareCall& call) const {
   std::vector<std::pair<std::chrono::system_clock::time_point, Resident>> found;
   {
-    MutexLock lock(mutex_);
-    for (const auto& [name, entry] : entries_) {
+    MutexLock lock(table_.mutex);
+    for (const auto& [name, entry] : table_.entries) {
       if (!Serves(entry, call)) continue;
-      found.push_back({entry.info.created, {name, entry.generation, entry.request, entry.shard}});
+      found.push_back(
+          {entry.info.created, {name, entry.generation, entry.asked.request, entry.shard}});
     }
   }
   std::sort(found.begin(), found.end(),
@@ -73,18 +56,18 @@ std::vector<Catalog::Resident> Catalog::MayServe(const PrepareCall& call) const 
 
 absl::StatusOr<bool> Catalog::PublishView(const PrepareCall& call, const Resident& owner,
                                           Shard shard) {
-  MutexLock lock(mutex_);
-  Entry* const entry = Find(call.name);
+  MutexLock lock(table_.mutex);
+  CatalogEntry* const entry = table_.Find(call.name);
   if (entry == nullptr || entry->info.state != CheckpointState::kLoading) {
     return CheckpointNotFound(call.name);
   }
-  Entry* const memory = Find(owner.name);
+  CatalogEntry* const memory = table_.Find(owner.name);
   if (memory == nullptr || memory->generation != owner.generation || !Serves(*memory, call)) {
     return false;
   }
   BoundViews(owner.name);
   const uint64_t bytes = shard.plan.tensor_bytes;
-  NotePlan(call, std::move(shard), *entry);
+  entry->NotePlan(call, std::move(shard));
   entry->memory = memory->memory;
   entry->info.served_from = owner.name;
   entry->info.digests = memory->info.digests;
@@ -93,33 +76,25 @@ absl::StatusOr<bool> Catalog::PublishView(const PrepareCall& call, const Residen
   NoteOthers(call, *entry);
   entry->info.progress = {};
   entry->info.progress.bytes_total = entry->info.progress.bytes_done = bytes;
-  // Who waited for the view is kept its memory.
+  // The memory is kept for clients that waited for the view.
   memory->kept_for.merge(entry->kept_for);
   entry->kept_for.clear();
-  StartKeeping(*memory);
+  table_.StartKeeping(*memory);
   entry->wanted.reset();
-  Touch(*entry);
-  Touch(*memory);
+  table_.Touch(*entry);
+  table_.Touch(*memory);
   return true;
 }
 
 // Other ranks may have to be filled yet, and that may fail.
-void Catalog::NoteOthers(const PrepareCall& call, Entry& view) {
+void Catalog::NoteOthers(const PrepareCall& call, CatalogEntry& view) {
   // By rank, each trainer waits for its own, and nobody tells of the others.
-  if (!IsRankForm(call.request) && world_size_ > 1) {
-    view.filling = Entry::Filling{view.info.progress, ++ticks_};
+  if (!IsRankForm(call.request) && table_.world_size > 1) {
+    view.filling = CatalogEntry::Filling{view.info.progress, ++table_.ticks};
     return;
   }
-  view.info.resident_ranks = world_size_;
-  view.filled = ++ticks_;
-}
-
-void Catalog::Erase(const std::string& name) {
-  for (auto at = entries_.begin(); at != entries_.end();) {
-    const bool goes = at->first == name || at->second.info.served_from == name;
-    if (goes) NoteGone(at->first);
-    at = goes ? entries_.erase(at) : std::next(at);
-  }
+  view.info.resident_ranks = table_.world_size;
+  view.filled = ++table_.ticks;
 }
 
 }  // namespace ckptd

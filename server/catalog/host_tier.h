@@ -30,7 +30,7 @@ class HostTier {
 
   // Copies lie in `memory`, whose budget is all they take; it outlives this. Null: none
   // are kept. `threads` copy at a time.
-  HostTier(MemoryBackend* memory, unsigned threads) : memory_(memory), threads_(threads) {}
+  HostTier(SlabAllocator* memory, unsigned threads) : memory_(memory), threads_(threads) {}
 
   bool enabled() const { return memory_ != nullptr; }
 
@@ -66,7 +66,7 @@ class HostTier {
   std::unique_ptr<Slab> MakeRoom(uint64_t bytes);
   bool DropOldest();
 
-  MemoryBackend* const memory_;
+  SlabAllocator* const memory_;
   const unsigned threads_;
   Mutex mutex_;
   // Least recently used first. Who copies holds one besides.

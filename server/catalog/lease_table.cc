@@ -8,6 +8,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/protocol/timing.h"
 
 namespace ckptd {
 
@@ -15,14 +16,14 @@ absl::StatusOr<LeaseTable::Ticket> LeaseTable::Open(const std::string& checkpoin
                                                     AttachMode mode,
                                                     const std::string& request_id) {
   ExpireTokens();
-  CKPTD_ASSIGN_OR_RETURN(Catalog::Held held, catalog_.Hold(checkpoint, mode, request_id));
+  CKPTD_ASSIGN_OR_RETURN(ShardLeases::Held held, catalog_.leases().Hold(checkpoint, mode, request_id));
   Lease lease;
   lease.info.name = checkpoint + "/leases/" + RandomHex(8);
   lease.info.checkpoint = held.name;
   lease.info.mode = mode;
   lease.info.created = std::chrono::system_clock::now();
   lease.token = RandomHex(kTokenLength / 2);
-  lease.token_expiry = Clock::now() + kTokenLifetime;
+  lease.token_expiry = Clock::now() + timing::kTokenLifetime;
   lease.memory = held.memory;
   lease.generation = held.generation;
   Ticket ticket{lease.info.name, lease.token, std::move(held)};
@@ -77,7 +78,7 @@ void LeaseTable::HandedOver(const std::string& lease) {
     generation = at->second.generation;
   }
   memory->TransferOwnership();
-  catalog_.MarkTaken(checkpoint, generation);
+  catalog_.leases().MarkTaken(checkpoint, generation);
   Log(LogLevel::kInfo, "{}: taken by an EXCLUSIVE client", checkpoint);
 }
 
@@ -97,7 +98,7 @@ void LeaseTable::End(const std::string& lease) {
     changed_.NotifyAll();
   }
   Log(LogLevel::kDebug, "{}: ended", lease);
-  catalog_.Release(checkpoint, generation);
+  catalog_.leases().Release(checkpoint, generation);
 }
 
 absl::Status LeaseTable::Release(const std::string& lease) {

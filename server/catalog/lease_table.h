@@ -29,7 +29,6 @@ struct LeaseInfo {
 
 class LeaseTable {
  public:
-  static constexpr std::chrono::seconds kTokenLifetime{30};
   static constexpr size_t kTokenLength = 32;  // hex digits
 
   explicit LeaseTable(Catalog& catalog) : catalog_(catalog) {}
@@ -37,7 +36,7 @@ class LeaseTable {
   struct Ticket {
     std::string lease;
     std::string token;
-    Catalog::Held held;
+    ShardLeases::Held held;
   };
   // `request_id`: as Catalog::Hold takes it. Errors: those of Catalog::Hold.
   absl::StatusOr<Ticket> Open(const std::string& checkpoint, AttachMode mode,

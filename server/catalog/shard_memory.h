@@ -18,10 +18,10 @@ namespace ckptd {
 class ShardMemory {
  public:
   // `slab` may be null: a rank that receives nothing. `kind` is the slab's.
-  ShardMemory(MemoryBackend& backend, std::unique_ptr<Slab> slab, HandleKind kind)
+  ShardMemory(SlabAllocator& backend, std::unique_ptr<Slab> slab, HandleKind kind)
       : backend_(backend), kind_(kind), slab_(std::move(slab)) {}
 
-  // Nobody writes it any more; see MemoryBackend.
+  // Nobody writes it any more; see SlabAllocator.
   void ReleaseStaging();
   // What fills it lives until then, or ends with the memory: staging memory, too, is for loads
   // that go on.
@@ -52,7 +52,7 @@ class ShardMemory {
     return given_up_ ? nullptr : slab_.get();
   }
 
-  MemoryBackend& backend_;
+  SlabAllocator& backend_;
   const HandleKind kind_;
   mutable Mutex mutex_;
   std::unique_ptr<Slab> slab_ ABSL_GUARDED_BY(mutex_);

@@ -6,14 +6,9 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/protocol/timing.h"
 
 namespace ckptd {
-namespace {
-
-constexpr std::chrono::seconds kClosePatience{8};
-
-}  // namespace
-
 absl::StatusOr<std::string> CommunicatorCache::IdFor(uint64_t epoch, const std::vector<uint32_t>& ranks,
                                                      const std::vector<std::string>& held) {
   if (comms_ == nullptr) {
@@ -67,7 +62,7 @@ void CommunicatorCache::Done(const absl::Status& status) {
   held_->Interrupt(nullptr);
   failed_ = !status.ok();
   if (failed_ || keep_) return;
-  const absl::Status closed = held_->Close(std::chrono::steady_clock::now() + kClosePatience);
+  const absl::Status closed = held_->Close(std::chrono::steady_clock::now() + timing::kCommunicatorClose);
   if (!closed.ok()) Log(LogLevel::kWarn, "closing the communicator: {}", MessageOf(closed));
   held_.reset();
 }

@@ -9,8 +9,8 @@
 namespace ckptd {
 
 struct PeerAccess {
-  PeerMemory& memory;      // maps peers' memory
-  MemoryBackend& backend;  // this rank's own, for memory that bytes only pass through
+  PeerMemory& memory;         // maps peers' memory
+  TransitAllocator& transit;  // this rank's own
   CommunicatorCache& comms;
 };
 

@@ -25,6 +25,7 @@
 #include "server/memory/transit.h"
 #include "server/protocol/domain.h"
 #include "server/protocol/scatter_call.h"
+#include "server/protocol/timing.h"
 #include "server/transfer/slab_spans.h"
 #include "server/transfer/step_user.h"
 #include "server/transfer/transfer_types.h"
@@ -37,13 +38,9 @@ class ScatterExchange final : public StepUser {
  public:
   // How many of a reader's steps may be in memory: one is filled while another is sent.
   static constexpr size_t kViews = 2;
-  // How long other ranks may take for one exchange. Ranks that exchange bytes for the first time
-  // connect in it, so kConnectPatience is added for each rank.
-  static constexpr std::chrono::seconds kStepPatience{8};
-  static constexpr std::chrono::milliseconds kConnectPatience{10};
   // The limit for an exchange in which `ranks` ranks may connect.
   static std::chrono::nanoseconds PatienceWith(size_t ranks) {
-    return kStepPatience + kConnectPatience * ranks;
+    return timing::kScatterStep + timing::kScatterConnect * ranks;
   }
 
   // What this rank receives. Null plan: nothing, because it already has its shard.

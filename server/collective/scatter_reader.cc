@@ -111,7 +111,7 @@ absl::Status ScatterReader::Connect(ScatterExchange& exchange) {
   }
   std::vector<std::unique_ptr<TransitMemory>> transit;
   for (size_t view = 0; view < ScatterExchange::kViews; ++view) {
-    CKPTD_ASSIGN_OR_RETURN(transit.emplace_back(), parts_.backend.MakeTransit());
+    CKPTD_ASSIGN_OR_RETURN(transit.emplace_back(), parts_.transit.MakeTransit());
   }
   exchange.SetOutBuffers(out_buffers, std::move(transit), parts_.make_room);
   for (size_t i = 0; i < out_buffers.size(); ++i) {

@@ -22,7 +22,7 @@ namespace ckptd {
 class ScatterReader {
  public:
   struct Parts {
-    MemoryBackend& backend;
+    TransitAllocator& transit;
     CommunicatorCache& comms;
     std::string name;  // name of the checkpoint
     Deadline deadline;

@@ -18,7 +18,7 @@ absl::Status Preload(Node& node, const LoadRequest& request, const std::function
   uint64_t seen = 0;
   while (info.state == CheckpointState::kLoading) {
     if (stop()) return absl::CancelledError("the daemon stops");
-    CKPTD_ASSIGN_OR_RETURN(info, node.catalog().Watch(info.name, seen, Clock::now() + kPoll));
+    CKPTD_ASSIGN_OR_RETURN(info, node.catalog().watchers().Watch(info.name, seen, Clock::now() + kPoll));
   }
   return info.state == CheckpointState::kFailed ? info.failure : absl::OkStatus();
 }

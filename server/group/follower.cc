@@ -10,18 +10,11 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/group/membership.h"
+#include "server/protocol/timing.h"
 
 namespace ckptd {
 namespace {
 
-constexpr std::chrono::seconds kJoinDeadline{3};
-constexpr std::chrono::seconds kProposeDeadline{8};
-constexpr std::chrono::milliseconds kFirstRetry{50};
-constexpr std::chrono::seconds kLastRetry{1};
-constexpr std::chrono::nanoseconds kOften = std::chrono::milliseconds(100);
-// Time of the leader per member and heartbeat. Without it, thousands of members would leave the
-// leader no time.
-constexpr std::chrono::nanoseconds kLeaderTimePerMember = std::chrono::microseconds(250);
 
 // The transfer itself reports more often, through Execute, but only until the leader has read its
 // own share.
@@ -77,7 +70,7 @@ bool Follower::IsCurrent(uint64_t epoch) const {
   MutexLock lock(mutex_);
   if (epoch >= state_.epoch) return true;
   // A leader that has just accepted this rank may call before its answer has been read here.
-  changed_.WaitUntil(mutex_, Clock::now() + kJoinDeadline,
+  changed_.WaitUntil(mutex_, Clock::now() + timing::kJoin,
                      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
                        return state_.joined || stopping_;
                      });
@@ -108,7 +101,7 @@ absl::StatusOr<std::string> Follower::Propose(const LoadRequest& request, Deadli
   }
   // A leader that has stalled is not waited for as long as one that has not started yet.
   return parts_.leader->Propose(identity_.rank, request,
-                                std::min(deadline, Clock::now() + kProposeDeadline));
+                                std::min(deadline, Clock::now() + timing::kProposalCall));
 }
 
 bool Follower::Pause(std::chrono::nanoseconds duration) {
@@ -123,29 +116,31 @@ bool Follower::Pause(std::chrono::nanoseconds duration) {
 bool Follower::HasNews() const {
   // Heartbeats come often until the group is complete, and while others wait for this rank.
   if (!state().missing_ranks.empty() || parts_.reading.Now().has_value()) return true;
-  if (parts_.catalog.AnyWaiting()) return true;
+  if (parts_.catalog.eviction().AnyWaiting()) return true;
   return parts_.participants != nullptr && !parts_.participants->Empty();
 }
 
 void Follower::Loop() {
-  std::chrono::nanoseconds retry = kFirstRetry;
+  std::chrono::nanoseconds retry = timing::kFirstJoinRetry;
   while (true) {
     while (!Join()) {
       if (!Pause(retry)) return;
-      retry = std::min<std::chrono::nanoseconds>(retry * 2, kLastRetry);
+      retry = std::min<std::chrono::nanoseconds>(retry * 2, timing::kLastJoinRetry);
     }
-    retry = kFirstRetry;
+    retry = timing::kFirstJoinRetry;
     last_answer_ = Clock::now();
     while (SendHeartbeat()) {
       if (!Pause(HeartbeatPause(interval_, HasNews(), identity_.world_size))) return;
     }
-    if (!Pause(kFirstRetry)) return;
+    if (!Pause(timing::kFirstJoinRetry)) return;
   }
 }
 
 std::chrono::nanoseconds Follower::HeartbeatPause(std::chrono::nanoseconds interval, bool often,
                                                   uint32_t world_size) {
-  return often ? std::min(interval, std::max(kOften, world_size * kLeaderTimePerMember)) : interval;
+  if (!often) return interval;
+  const std::chrono::nanoseconds share = world_size * timing::kHeartbeatShare;
+  return std::min(interval, std::max<std::chrono::nanoseconds>(timing::kOftenHeartbeat, share));
 }
 
 void Follower::NotJoined(const absl::Status& why, uint64_t since) {
@@ -171,13 +166,13 @@ void Follower::EndLoadsUnknownToLeader(bool restarted, uint64_t since) {
                 : RankLost(identity_.rank, "rank 0 had no heartbeat of it for too long"),
       since);
   // Another leader, or one that had dropped this rank, has no mapping of our memory.
-  parts_.backend.OnWriterRestart();
+  parts_.memory.OnWriterRestart();
 }
 
 bool Follower::Join() {
   const uint64_t since = parts_.catalog.Tick();
   auto reply = parts_.leader->Join(identity_, parts_.catalog.Residents(),
-                                   Clock::now() + kJoinDeadline);
+                                   Clock::now() + timing::kJoin);
   if (reply.ok() && reply->version != identity_.version) {
     reply = MakeError(absl::StatusCode::kFailedPrecondition, reason::kJoinRefused,
                       fmt::format("joining the group: the leader runs ckptd {}, rank {} runs {}; "
@@ -223,15 +218,15 @@ bool Follower::SendHeartbeat() {
   const auto begun = Clock::now();
   const auto deadline = begun + std::chrono::duration_cast<Clock::duration>(timeout_ / 2);
   const uint64_t since = parts_.catalog.Tick();
-  for (std::string& statement : parts_.catalog.ReapAbandoned(Clock::now())) {
-    abandoned_.push_back(std::move(statement));
+  for (std::string& proposal : parts_.catalog.watchers().ReapAbandoned(Clock::now())) {
+    abandoned_.push_back(std::move(proposal));
   }
   const std::optional<ReadingNow> reading = parts_.reading.Now();
   std::vector<Participant> participants;
   if (parts_.participants != nullptr) participants = parts_.participants->Snapshot(begun);
   auto reply = parts_.leader->Heartbeat({identity_.rank, identity_.incarnation, members_epoch_,
                                          reading, abandoned_, parts_.catalog.ActiveNames(),
-                                         parts_.catalog.MakeRoomForWaiting(), participants},
+                                         parts_.catalog.eviction().MakeRoomForWaiting(), participants},
                                         deadline);
   if (!reply.ok()) return IsStillMember(reply.status(), begun);
   if (reading.has_value()) parts_.reading.Told(*reading);

@@ -26,7 +26,7 @@ class Follower {
  public:
   struct Parts {
     Catalog& catalog;
-    MemoryBackend& backend;
+    SlabAllocator& memory;
     std::shared_ptr<LeaderLink> leader;
     std::function<void(const std::string&)> on_secret;
     ReadProgressPublisher& reading;

@@ -9,6 +9,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/protocol/timing.h"
 
 namespace ckptd {
 namespace {
@@ -16,7 +17,6 @@ namespace {
 using State = Participant::State;
 
 constexpr size_t kMaxFailures = 256;               // failures that are kept
-constexpr std::chrono::seconds kKeepFailures{60};  // after this nobody is notified any more
 constexpr size_t kMaxNamed = 16;                   // ranks named in a message
 
 bool SameLoad(const Participant& a, const Participant& b) {
@@ -59,7 +59,7 @@ std::vector<Verdict> GroupParticipants::Update(uint32_t rank, const std::vector<
                                                Clock::time_point now) {
   MutexLock lock(mutex_);
   if (rank >= calls_.size()) return {};
-  while (!failed_.empty() && now - failed_.front().when > kKeepFailures) failed_.pop_front();
+  while (!failed_.empty() && now - failed_.front().when > timing::kKeepFailures) failed_.pop_front();
   Calls& calls = calls_[rank];
   std::set<std::string> told;
   for (const Participant& participant : all) {
@@ -183,13 +183,13 @@ void GroupParticipants::ApplyEarlierFailures(Call& call, Clock::time_point now) 
     if (OfDifferentJobs(call.participant.job, failed.participant.job)) continue;
     const bool outlived = failed.over || call.process_began > failed.when ||
                           failed.notified.count({call.rank, call.participant.pid}) > 0;
-    const bool too_late = call.joined - failed.when > kFailureVisibleFor;
+    const bool too_late = call.joined - failed.when > timing::kFailureVisibleFor;
     if (failed.rank == call.rank || outlived || too_late) continue;
     const bool same = SameLoad(call.participant, failed.participant);
     // The rank may have made its next call, and its daemon not reported it yet.
     const auto waited = now - std::max(call.began, failed.reported);
-    const bool absent = waited >= kAbsentAfter && !IsInACall(failed.rank, failed.participant.job);
-    if (same ? waited >= kRejoinGrace : absent) ApplyFailure(call, failed);
+    const bool absent = waited >= timing::kAbsentAfter && !IsInACall(failed.rank, failed.participant.job);
+    if (same ? waited >= timing::kRejoinGrace : absent) ApplyFailure(call, failed);
   }
 }
 

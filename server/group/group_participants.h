@@ -3,8 +3,8 @@
 // Coordinator owns it. Thread-safe; time is passed in.
 //
 // A failure belongs to one call of one rank. Other participants of that load are notified: those
-// in it at once, and those that join within kFailureVisibleFor if their process existed at the
-// failure. The latter wait kRejoinGrace, because the failed rank may make its next call first. A
+// in it at once, and those that join within timing::kFailureVisibleFor if their process existed at the
+// failure. The latter wait timing::kRejoinGrace, because the failed rank may make its next call first. A
 // process is notified of a failure once, and nobody is after that rank's next call, so a failure
 // never ends a later load. The time of the failure counts, not the time of its report. Without a
 // leader the report may come much later.
@@ -53,11 +53,6 @@ class GroupParticipants {
   // not known.
   std::set<std::string> JobsOf(uint32_t rank, const std::string& source) const;
 
-  static constexpr std::chrono::seconds kFailureVisibleFor = kFailureHeardFor;
-  static constexpr std::chrono::seconds kRejoinGrace{2};
-  // If a rank has failed in another load and makes no call for this time, it is taken for absent.
-  // Then those that wait for it are notified of that failure.
-  static constexpr std::chrono::seconds kAbsentAfter{5};
 
  private:
   struct Call {

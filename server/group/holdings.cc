@@ -5,14 +5,9 @@
 #include "common/base/at_once.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/protocol/timing.h"
 
 namespace ckptd {
-namespace {
-
-constexpr std::chrono::seconds kAskDeadline{2};
-
-}  // namespace
-
 void Holdings::Set(uint32_t rank, std::set<std::string> names) {
   MutexLock lock(mutex_);
   if (rank >= held_.size() || held_[rank] == names) return;
@@ -53,7 +48,7 @@ std::set<uint32_t> Holdings::AskAll(const std::string& name) {
   }
   std::vector<absl::StatusOr<bool>> answers(session->links.size(), false);
   AtOnce(answers.size(), kMostCalls, [&](size_t i) {
-    answers[i] = session->links[i]->Holds(name, Clock::now() + kAskDeadline);
+    answers[i] = session->links[i]->Holds(name, Clock::now() + timing::kHoldsCall);
   });
   for (uint32_t rank = 0; rank < answers.size(); ++rank) {
     if (answers[rank].ok() && *answers[rank]) continue;

@@ -8,6 +8,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/protocol/timing.h"
 
 namespace ckptd {
 namespace {
@@ -15,7 +16,6 @@ namespace {
 using State = Participant::State;
 
 constexpr size_t kMaxLeaving = 16;  // each occupies a server thread
-constexpr std::chrono::seconds kLateJoinWait{1};
 constexpr size_t kMaxIdBytes = 128;
 
 absl::Status BrokenOff(const Participant& participant) {
@@ -71,7 +71,7 @@ void LocalParticipants::Leave(const std::string& id, const absl::Status& outcome
     const bool waits = leaving_ < kMaxLeaving;
     const auto known = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return entries_.count(id) > 0; };
     ++leaving_;
-    if (waits) changed_.WaitUntil(mutex_, std::min(deadline, Clock::now() + kLateJoinWait), known);
+    if (waits) changed_.WaitUntil(mutex_, std::min(deadline, Clock::now() + timing::kLateJoinWait), known);
     --leaving_;
     const auto at = entries_.find(id);
     // A participant that was answered has nothing more to report.
@@ -120,7 +120,7 @@ void LocalParticipants::EndBarriers(const absl::Status& why) {
 
 void LocalParticipants::DropOld(Clock::time_point now) {
   const size_t dropped = std::erase_if(entries_, [now](const auto& one) {
-    return one.second.answer == nullptr && now - one.second.ended > kFailureHeardFor;
+    return one.second.answer == nullptr && now - one.second.ended > timing::kFailureVisibleFor;
   });
   if (dropped > 0) changed_.NotifyAll();
 }

@@ -7,12 +7,11 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/protocol/timing.h"
 
 namespace ckptd {
 namespace {
 
-// How long the present holder of a rank may take to prove that it is alive.
-constexpr std::chrono::seconds kProbeDeadline{1};
 
 absl::Status Refused(const MemberIdentity& who, const std::string& why) {
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kJoinRefused,
@@ -73,7 +72,7 @@ absl::Status Membership::FreeRankFor(const MemberIdentity& who) {
   }
   if (holder == nullptr) return absl::OkStatus();
   // A restarted daemon may join before its predecessor's silence is noticed.
-  if (holder->Probe(Clock::now() + kProbeDeadline).ok()) {
+  if (holder->Probe(Clock::now() + timing::kProbe).ok()) {
     return Refused(who, fmt::format("process {} on {} holds that rank and is alive; give each "
                                     "daemon its own rank",
                                     held.pid, held.address));

@@ -33,20 +33,20 @@ absl::Status CheckMeshes(const RankLayout& layout, const std::string& source) {
 }
 
 // How many ranks a layout is for, and what to do where the group has another number.
-struct Stated {
+struct LayoutRanks {
   uint32_t ranks = 0;
   std::string advice;
 };
 
-absl::StatusOr<Stated> StatedBy(const std::string& rules) {
+absl::StatusOr<LayoutRanks> RanksOf(const std::string& rules) {
   CKPTD_ASSIGN_OR_RETURN(const LayoutRules parsed, LayoutRules::Parse(rules));
-  return Stated{parsed.world_size(),
+  return LayoutRanks{parsed.world_size(),
                 "start as many daemons as it has ranks, or change the layout; where none was named, "
                 "the process counted its ranks by WORLD_SIZE or SLURM_NTASKS (1 if unset): set "
                 "WORLD_SIZE and RANK, as torchrun does"};
 }
 
-Stated StatedBy(const RankLayout& layout) {
+LayoutRanks RanksOf(const RankLayout& layout) {
   return {layout.world_size,
           fmt::format("start as many trainers as daemons, or daemons as trainers (ckptd launch "
                       "--nproc {}); a process counts its trainers by WORLD_SIZE or SLURM_NTASKS, "
@@ -64,20 +64,20 @@ absl::Status CheckRankOf(const RankLayout& layout, uint32_t rank, const std::str
 }
 
 absl::Status CheckLayout(const LoadRequest& request, uint32_t rank, uint32_t world_size) {
-  Stated stated;
+  LayoutRanks wanted;
   if (const auto* rules = std::get_if<std::string>(&request.layout)) {
-    CKPTD_ASSIGN_OR_RETURN(stated, StatedBy(*rules));
+    CKPTD_ASSIGN_OR_RETURN(wanted, RanksOf(*rules));
   } else {
     const RankLayout& layout = *std::get<std::shared_ptr<const RankLayout>>(request.layout);
     CKPTD_RETURN_IF_ERROR(CheckMeshes(layout, request.source));
-    stated = StatedBy(layout);
-    if (stated.ranks == world_size) return CheckRankOf(layout, rank, request.source);
+    wanted = RanksOf(layout);
+    if (wanted.ranks == world_size) return CheckRankOf(layout, rank, request.source);
   }
-  if (stated.ranks == world_size) return absl::OkStatus();
+  if (wanted.ranks == world_size) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongWorldSize,
                    fmt::format("loading {}: the layout is for {} rank{}, this group has {}; {}",
-                               request.source, stated.ranks, stated.ranks == 1 ? "" : "s",
-                               world_size, stated.advice));
+                               request.source, wanted.ranks, wanted.ranks == 1 ? "" : "s",
+                               world_size, wanted.advice));
 }
 
 }  // namespace

@@ -14,20 +14,12 @@
 #include "common/checkpoint/open.h"
 #include "server/load/check_request.h"
 #include "server/load/load_runner.h"
+#include "server/protocol/timing.h"
 
 namespace ckptd {
 namespace {
 
-constexpr std::chrono::milliseconds kTick{200};
-constexpr std::chrono::seconds kLookupDeadline{5};
-constexpr std::chrono::milliseconds kRecogniseDeadline{500};
-// A little less than a proposal may take altogether.
-constexpr std::chrono::seconds kEndingDeadline{7};
-constexpr std::chrono::seconds kAbortDeadline{2};
-// For a runner to say itself that the time of its load is over.
-constexpr std::chrono::seconds kOverdue{1};
-
-// Of a load that waits for the one that the worker is busy with.
+// The progress of a load that waits for the one that the worker is busy with.
 Progress Queued() {
   Progress progress;
   progress.stage = Stage::kQueued;
@@ -39,16 +31,16 @@ std::string RankText(const std::vector<Rank>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-// Of a pending load that has waited for memory for as long as it may.
-absl::Status WhyRefused(const PendingLoads::Expired& pending) {
+// Why a load ends that has waited for memory for as long as it may.
+absl::Status WhyRefused(const PendingLoads::Waiting& pending) {
   return MakeError(pending.refused.code(), ReasonOf(pending.refused),
                    fmt::format("loading {}: it has waited for memory of {}, in vain: {}", pending.name,
-                               RankText(pending.waiting), MessageOf(pending.refused)),
+                               RankText(pending.ranks), MessageOf(pending.refused)),
                    FactsOf(pending.refused));
 }
 
-// Of a pending load whose deadline has passed; `absent`: ranks that have no daemon.
-absl::Status WhyExpired(const PendingLoads::Expired& pending, const std::vector<uint32_t>& absent) {
+// Why a waiting load ends; `absent`: ranks that have no daemon.
+absl::Status WhyExpired(const PendingLoads::Waiting& pending, const std::vector<uint32_t>& absent) {
   if (!pending.cancelled.ok()) return pending.cancelled;
   if (!pending.refused.ok()) return WhyRefused(pending);
   if (!absent.empty()) {
@@ -58,7 +50,7 @@ absl::Status WhyExpired(const PendingLoads::Expired& pending, const std::vector<
                                  pending.name, RankText(absent)),
                      {{"ranks", fmt::format("{}", fmt::join(absent, ","))}});
   }
-  if (pending.waiting.empty()) {
+  if (pending.ranks.empty()) {
     return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                      fmt::format("loading {}: the timeout passed before it began; load again with "
                                  "a longer timeout",
@@ -69,19 +61,27 @@ absl::Status WhyExpired(const PendingLoads::Expired& pending, const std::vector<
                                "every rank must call the load with the same source and options, "
                                "and one that finds its own still resident states nothing: unload "
                                "it there",
-                               pending.name, RankText(pending.waiting),
-                               pending.elsewhere.empty() ? "" : ": " + pending.elsewhere),
-                   {{"ranks", fmt::format("{}", fmt::join(pending.waiting, ","))}});
+                               pending.name, RankText(pending.ranks),
+                               pending.conflict.empty() ? "" : ": " + pending.conflict),
+                   {{"ranks", fmt::format("{}", fmt::join(pending.ranks, ","))}});
 }
 
 }  // namespace
 
 Coordinator::Coordinator(Parts parts)
     : parts_(std::move(parts)),
+      catalog_progress_(parts_.catalog),
+      observers_(AllObservers()),
       pending_(parts_.membership.world_size()),
       participants_(parts_.membership.world_size()),
       holdings_(parts_.membership),
       ticker_([this] { Loop(); }) {}
+
+std::vector<LoadObserver*> Coordinator::AllObservers() {
+  std::vector<LoadObserver*> all = {&catalog_progress_, &log_};
+  all.insert(all.end(), parts_.observers.begin(), parts_.observers.end());
+  return all;
+}
 
 Coordinator::~Coordinator() {
   Stop();
@@ -101,7 +101,7 @@ absl::StatusOr<bool> Coordinator::CanReuse(const Proposal& proposal) {
   const auto files = pending_.FilesToCheck(proposal);
   if (!files.has_value()) return CheckSource(proposal);
   const absl::Status status =
-      parts_.lookups.CheckFiles(proposal.request.source, *files, Clock::now() + kLookupDeadline);
+      parts_.lookups.CheckFiles(proposal.request.source, *files, Clock::now() + timing::kFileCheck);
   if (!IsDefinitive(status)) return status;
   return status.ok();
 }
@@ -111,18 +111,22 @@ absl::StatusOr<bool> Coordinator::CheckSource(const Proposal& proposal) {
   const bool waits = IsRankForm(proposal.request) || !parts_.membership.MissingRanks().empty();
   if (!waits || !pending_.IsNew(proposal)) return true;
   const absl::Status recognised =
-      parts_.lookups.CheckFiles(proposal.request.source, {}, Clock::now() + kRecogniseDeadline);
+      parts_.lookups.CheckFiles(proposal.request.source, {}, Clock::now() + timing::kRecognise);
   if (recognised.ok() || !IsDefinitive(recognised)) return true;
   // Storage that fails now may answer by then.
   if (absl::IsUnavailable(recognised)) return true;
   return recognised;
 }
 
-absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadRequest& request) {
+absl::StatusOr<std::string> Coordinator::ProposeForMember(uint32_t rank, LoadRequest request) {
   CKPTD_RETURN_IF_ERROR(CheckRequest(request, rank, parts_.membership.world_size()));
-  const Proposal proposal(rank, request);
-  const Deadline deadline = Clock::now() + kEndingDeadline;
-  CloseStale();
+  return Propose(rank, std::move(request));
+}
+
+absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const IdentifiedRequest& asked) {
+  const Proposal proposal(rank, asked);
+  const Deadline deadline = Clock::now() + timing::kFinishingLoad;
+  pending_.NoteEpoch(parts_.membership.epoch());
   std::optional<std::string> name;
   uint64_t since = 0;
   while (!name.has_value()) {
@@ -130,13 +134,13 @@ absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const LoadReques
       return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                        fmt::format("loading {}: a load of it is about to end and has not ended in "
                                    "{} s (`ckptctl list` shows it); try again",
-                                   request.source, kEndingDeadline.count()));
+                                   asked.request.source, timing::kFinishingLoad.count()));
     }
     CKPTD_ASSIGN_OR_RETURN(const bool reuse, CanReuse(proposal));
     since = parts_.catalog.Tick();
     CKPTD_ASSIGN_OR_RETURN(name, pending_.Propose(proposal, reuse, Clock::now()));
   }
-  if (rank == 0) parts_.catalog.Begin(*name, request, since);
+  if (rank == 0) parts_.catalog.Begin(*name, asked, since);
   Hurry();
   return *name;
 }
@@ -158,14 +162,9 @@ absl::Status Coordinator::CancelFor(uint32_t rank, const std::string& name) {
   return absl::OkStatus();
 }
 
-bool Coordinator::IsOutOfDate(const std::string& name) const {
-  MutexLock lock(mutex_);
-  return running_ != nullptr && running_->name() == name && running_->OutOfDate();
-}
-
-void Coordinator::CloseStale() {
-  MutexLock lock(mutex_);
-  if (running_ != nullptr && running_->OutOfDate()) pending_.MarkDoomed(running_->name());
+bool Coordinator::IsOutOfDate(const std::string& name) {
+  pending_.NoteEpoch(parts_.membership.epoch());
+  return pending_.IsOutOfDate(name);
 }
 
 absl::StatusOr<JoinReply> Coordinator::Join(const MemberIdentity& identity,
@@ -191,7 +190,7 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatCall& call)
   holdings_.Set(call.rank, call.held);
   reply.residences = holdings_.Count(call.rank, Loading());
   reply.verdicts = participants_.Update(call.rank, call.participants, Clock::now());
-  GiveUpEnded();
+  CancelEnded();
   if (reply.epoch != call.members_epoch) {
     reply.members = parts_.membership.ChangedSince(call.members_epoch);
   }
@@ -210,7 +209,7 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatCall& call)
   std::vector<std::string> names = pending_.Names();
   {
     MutexLock lock(mutex_);
-    names.insert(names.end(), giving_up_.begin(), giving_up_.end());
+    names.insert(names.end(), being_told_.begin(), being_told_.end());
   }
   for (const std::string& name : names) {
     if (told.insert(name).second) reply.loads.emplace_back(name, Queued());
@@ -222,7 +221,7 @@ void Coordinator::Loop() {
   while (!stopping_) {
     {
       MutexLock lock(mutex_);
-      changed_.WaitUntil(mutex_, Clock::now() + kTick,
+      changed_.WaitUntil(mutex_, Clock::now() + timing::kCoordinatorTick,
                          [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return wake_; });
       wake_ = false;
     }
@@ -234,7 +233,7 @@ void Coordinator::Tick() {
   parts_.membership.DropSilent();
   ForgetDeparted();
   TellOfParticipants();
-  pending_.Withdraw(0, parts_.catalog.ReapAbandoned(Clock::now()), Clock::now());
+  pending_.Withdraw(0, parts_.catalog.watchers().ReapAbandoned(Clock::now()), Clock::now());
   pending_.EndConflicts(Clock::now(), [this](uint32_t rank, const std::string& source) {
     return participants_.JobsOf(rank, source);
   });
@@ -258,7 +257,7 @@ std::set<std::string> Coordinator::Loading() const {
 }
 
 void Coordinator::NoteOwn() {
-  pending_.NoteRoom(0, parts_.catalog.MakeRoomForWaiting(), Clock::now());
+  pending_.NoteRoom(0, parts_.catalog.eviction().MakeRoomForWaiting(), Clock::now());
   holdings_.Set(0, parts_.catalog.ActiveNames());
   for (const auto& [name, ranks] : holdings_.Count(0, Loading())) {
     parts_.catalog.NoteResidence(name, ranks);
@@ -285,14 +284,14 @@ void Coordinator::TellOfParticipants() {
   if (parts_.participants == nullptr) return;
   const std::vector<Participant> all = parts_.participants->Snapshot(Clock::now());
   const std::vector<Verdict> verdicts = participants_.Update(0, all, Clock::now());
-  GiveUpEnded();  // before its client goes on
+  CancelEnded();  // before its client goes on
   parts_.participants->Told(all, verdicts);
 }
 
-void Coordinator::GiveUpEnded() {
+void Coordinator::CancelEnded() {
   const std::vector<GroupParticipants::Ended> ended = participants_.TakeEnded();
   for (const auto& [sources, why] : ended) {
-    for (const std::string& source : sources) pending_.GiveUp(source, why);
+    for (const std::string& source : sources) pending_.CancelWaiting(source, why);
   }
   if (!ended.empty()) Hurry();
 }
@@ -306,7 +305,7 @@ void Coordinator::Hurry() {
 void Coordinator::PostReady() {
   if (!parts_.membership.MissingRanks().empty()) return;
   for (ReadyLoad& load : pending_.TakeReady()) {
-    parts_.catalog.UpdateProgress(load.name, Queued());
+    observers_.OnProgress(load.name, Queued());
     parts_.load_worker.Post([this, load = std::move(load)] { RunLoad(load); });
   }
 }
@@ -316,28 +315,33 @@ void Coordinator::SetRunning(LoadRunner* runner) {
   running_ = runner;
 }
 
-void Coordinator::RunLoad(const ReadyLoad& load) {
+LoadOutcome Coordinator::RunStages(const ReadyLoad& load) {
   const auto session = parts_.membership.CurrentSession();
-  LoadOutcome outcome;
-  if (session.has_value()) {
-    LoadRunner runner({parts_.catalog, parts_.membership, parts_.peers, stopping_,
-                       parts_.reading, parts_.reader,
-                       [this, &load](bool failed) { pending_.MarkFinishing(load.name, failed); },
-                       [this, &load] { return pending_.Cancelled(load.name); },
-                       [this, &load] { return pending_.BeginAllocation(load.name); },
-                       parts_.has_leases},
-                      load, *session);
-    SetRunning(&runner);
-    outcome = runner.Run();
-    SetRunning(nullptr);
-  } else {
+  if (!session.has_value()) {
+    LoadOutcome outcome;
     outcome.status = MakeError(absl::StatusCode::kUnavailable, reason::kRankMissing,
                                fmt::format("loading {}: {} left the group before the load began; "
                                            "load again",
                                            load.request.source,
                                            RankText(parts_.membership.MissingRanks())));
-    pending_.MarkFinishing(load.name, true);
+    load.state->Fail();
+    return outcome;
   }
+  pending_.NoteStarted(load.name, session->epoch);
+  LoadRunner runner({parts_.catalog, parts_.membership, parts_.peers, stopping_, parts_.reading,
+                     parts_.reader, &observers_, parts_.leases},
+                    load, *session);
+  SetRunning(&runner);
+  LoadOutcome outcome = runner.Run();
+  SetRunning(nullptr);
+  if (IsFinal(load.state->state())) {
+    observers_.OnEnded(load.name, outcome.status, runner.progress());
+  }
+  return outcome;
+}
+
+void Coordinator::RunLoad(const ReadyLoad& load) {
+  const LoadOutcome outcome = RunStages(load);
   // The runner has told the ranks that it began with; one that was restarted
   // meanwhile may have joined the pending load as well.
   if (!outcome.status.ok()) AbortEverywhere(load.name, outcome.status);
@@ -351,22 +355,22 @@ void Coordinator::RunLoad(const ReadyLoad& load) {
 }
 
 void Coordinator::FailExpired() {
-  const std::vector<PendingLoads::Expired> expired = pending_.TakeExpired(Clock::now());
+  const std::vector<PendingLoads::Waiting> expired = pending_.TakeExpired(Clock::now());
   if (expired.empty()) return;
   {
     MutexLock lock(mutex_);
-    for (const PendingLoads::Expired& pending : expired) giving_up_.insert(pending.name);
+    for (const PendingLoads::Waiting& pending : expired) being_told_.insert(pending.name);
   }
-  for (const PendingLoads::Expired& pending : expired) {
+  for (const PendingLoads::Waiting& pending : expired) {
     AbortEverywhere(pending.name, WhyExpired(pending, parts_.membership.MissingRanks()));
   }
   MutexLock lock(mutex_);
-  giving_up_.clear();
+  being_told_.clear();
 }
 
 // A runner that waits for storage cannot say that its time is over.
 void Coordinator::FailOverdue() {
-  for (const std::string& name : pending_.Overdue(Clock::now() - kOverdue)) {
+  for (const std::string& name : pending_.Overdue(Clock::now() - timing::kOverdue)) {
     const auto info = parts_.catalog.Get(name);
     const std::string source = info.ok() ? info->source : name;
     Cancel(name, MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
@@ -400,18 +404,18 @@ std::vector<std::pair<std::string, Progress>> Coordinator::Gathering() const {
     for (std::string& name : pending_.WaitingNames()) loads.emplace_back(std::move(name), progress);
     return loads;
   }
-  for (PendingLoads::Expired& pending : pending_.Waiting()) {
+  for (PendingLoads::Waiting& pending : pending_.ListWaiting()) {
     progress.stage = pending.refused.ok() ? Stage::kGathering : Stage::kWaitingForMemory;
     progress.no_memory = MessageOf(pending.refused);
-    progress.waiting_ranks = std::move(pending.waiting);
-    progress.elsewhere = std::move(pending.elsewhere);
+    progress.waiting_ranks = std::move(pending.ranks);
+    progress.conflict = std::move(pending.conflict);
     loads.emplace_back(std::move(pending.name), progress);
   }
   return loads;
 }
 
 void Coordinator::ShowWaiting() {
-  for (const auto& [name, progress] : Gathering()) parts_.catalog.UpdateProgress(name, progress);
+  for (const auto& [name, progress] : Gathering()) observers_.OnProgress(name, progress);
 }
 
 void Coordinator::AbortEverywhere(const std::string& name, const absl::Status& why) {
@@ -419,7 +423,7 @@ void Coordinator::AbortEverywhere(const std::string& name, const absl::Status& w
   const auto links = parts_.membership.Links();
   AtOnce(links.size(), kMostCalls, [&](size_t i) {
     // A member that cannot be told is dropped by its silence and fails its loads itself.
-    const absl::Status status = links[i]->Abort(name, why, Clock::now() + kAbortDeadline);
+    const absl::Status status = links[i]->Abort(name, why, Clock::now() + timing::kAbort);
     if (!status.ok()) Log(LogLevel::kWarn, "{}: telling a rank: {}", name, MessageOf(status));
   });
 }

@@ -1,11 +1,10 @@
-// The leader's side of the group: takes proposals, waits until the group and its
-// statements are complete, and runs loads one after the other on the load
-// worker. Every waiting rank is told how its load ends. Thread-safe.
+// The leader's side of the group: takes proposals, waits until the group and the proposals of all
+// ranks are complete, and runs loads one after the other on the load worker. Every waiting rank is
+// told how its load ends. Thread-safe.
 #ifndef CKPTD_SERVER_LOAD_COORDINATOR_H_
 #define CKPTD_SERVER_LOAD_COORDINATOR_H_
 
 #include <atomic>
-#include <functional>
 #include <set>
 #include <string>
 #include <thread>
@@ -14,15 +13,19 @@
 
 #include "absl/status/statusor.h"
 #include "server/catalog/catalog.h"
+#include "server/catalog/catalog_progress.h"
+#include "server/catalog/lease_table.h"
 #include "server/collective/peer_access.h"
 #include "server/group/group_participants.h"
 #include "server/group/holdings.h"
 #include "server/group/local_participants.h"
 #include "server/group/membership.h"
 #include "server/group/membership_diff.h"
+#include "server/load/load_log.h"
 #include "server/load/pending_loads.h"
 #include "server/load/source_checker.h"
 #include "server/load/worker.h"
+#include "server/protocol/load_observer.h"
 
 namespace ckptd {
 
@@ -38,24 +41,28 @@ class Coordinator {
     SourceChecker& lookups;
     ReadingOptions reading;
     ReaderPolicy reader = ReaderPolicy::kRank0;
-    std::function<bool()> has_leases = [] { return false; };  // of this daemon, as PrepareReply's
-    LocalParticipants* participants = nullptr;                // rank 0's; null: none
+    const LeaseTable* leases = nullptr;         // rank 0's; null: none
+    LocalParticipants* participants = nullptr;  // rank 0's; null: none
+    // Beside those that show progress to clients and log how loads end. No nulls.
+    std::vector<LoadObserver*> observers = {};
   };
   explicit Coordinator(Parts parts);
   ~Coordinator();
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
 
-  // A client of `rank` asked for this; the name of the checkpoint it leads to.
-  // Errors: LAYOUT_INVALID, WRONG_WORLD_SIZE, WRONG_RANK, DEADLINE (file metadata).
-  absl::StatusOr<std::string> Propose(uint32_t rank, const LoadRequest& request);
+  // A client of `rank` asked for this; the name of the checkpoint it leads to. The request has
+  // passed CheckRequest. Errors: DEADLINE (file metadata), TOO_MANY_LOADS, those of the source.
+  absl::StatusOr<std::string> Propose(uint32_t rank, const IdentifiedRequest& asked);
+  // The same for a request from another daemon. Errors: those of CheckRequest, too.
+  absl::StatusOr<std::string> ProposeForMember(uint32_t rank, LoadRequest request);
   // As Holdings.
   std::set<uint32_t> FindMissing(const std::string& name) { return holdings_.FindMissing(name); }
   // An operator of `rank` gives that load up, for all ranks. Does not wait for its end;
   // nothing where no such load waits or runs. Errors: WRONG_RANK.
   absl::Status CancelFor(uint32_t rank, const std::string& name);
   // Whether the group has changed since that load, which runs, began: it will fail.
-  bool IsOutOfDate(const std::string& name) const;
+  bool IsOutOfDate(const std::string& name);
 
   absl::StatusOr<JoinReply> Join(const MemberIdentity& identity,
                                  const std::vector<ResidentCheckpoint>& residents);
@@ -78,8 +85,8 @@ class Coordinator {
   void ForgetDeparted();
   // For rank 0 what members do with each heartbeat.
   void TellOfParticipants();
-  // Loads that wait for a rank whose client has failed.
-  void GiveUpEnded();
+  // Cancels loads that wait for a rank whose client has failed.
+  void CancelEnded();
   void PostReady();
   void FailExpired();
   void FailOverdue();
@@ -92,15 +99,19 @@ class Coordinator {
   void NoteOwn();
   std::set<std::string> Loading() const;  // names of all pending loads
   void FailForgotten();
-  // Nobody joins a load that is out of date.
-  void CloseStale();
+  std::vector<LoadObserver*> AllObservers();
   void RunLoad(const ReadyLoad& load);
+  // Its stages; has told the observers when it has ended.
+  LoadOutcome RunStages(const ReadyLoad& load);
   // Who hears of what members have read.
   void SetRunning(LoadRunner* runner);
   // Tells every rank that is a member how the load ended.
   void AbortEverywhere(const std::string& name, const absl::Status& why);
 
   Parts parts_;
+  CatalogProgress catalog_progress_;
+  LoadLog log_;
+  LoadObservers observers_;
   PendingLoads pending_;
   GroupParticipants participants_;
   Holdings holdings_;
@@ -111,8 +122,8 @@ class Coordinator {
   CondVar changed_;
   bool wake_ ABSL_GUARDED_BY(mutex_) = false;
   LoadRunner* running_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  // Given up, and not all ranks have been told why: heartbeats do not overtake that.
-  std::set<std::string> giving_up_ ABSL_GUARDED_BY(mutex_);
+  // Loads that have ended, of which not all ranks have been told: heartbeats do not overtake that.
+  std::set<std::string> being_told_ ABSL_GUARDED_BY(mutex_);
   std::thread ticker_;
 };
 

@@ -2,17 +2,12 @@
 #ifndef CKPTD_SERVER_LOAD_ERROR_PRIORITY_H_
 #define CKPTD_SERVER_LOAD_ERROR_PRIORITY_H_
 
-#include <chrono>
-
 #include "absl/status/status.h"
 
 namespace ckptd {
 
-// How long an error that follows from another rank's waits for that one: NCCL tells of a rank that
-// gives up sooner than that rank tells why.
-inline constexpr std::chrono::milliseconds kPrimaryErrorPatience{500};
-
 // Whether an error only says that another rank has failed, or that the load has. OK does not.
+// Such an error waits for a better one: timing::kPrimaryError.
 bool IsSecondary(const absl::Status& status);
 // Whether `status` is to be told in place of `told`, which came before it.
 bool Outranks(const absl::Status& status, const absl::Status& told);

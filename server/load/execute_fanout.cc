@@ -9,15 +9,9 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/load/error_priority.h"
+#include "server/protocol/timing.h"
 
 namespace ckptd {
-namespace {
-
-constexpr std::chrono::milliseconds kTick{100};
-constexpr std::chrono::seconds kAbortDeadline{2};
-
-}  // namespace
-
 ExecuteFanout::ExecuteFanout(std::vector<Member> members, Load load,
                              std::function<Progress()> progress)
     : members_(std::move(members)), load_(std::move(load)), progress_(std::move(progress)) {
@@ -60,7 +54,7 @@ void ExecuteFanout::Stop() {
 
 bool ExecuteFanout::Cause::Settled() const {
   const absl::Status& why = failure.second;
-  return !why.ok() && (!IsSecondary(why) || Clock::now() - since >= kPrimaryErrorPatience);
+  return !why.ok() && (!IsSecondary(why) || Clock::now() - since >= timing::kPrimaryError);
 }
 
 void ExecuteFanout::Cause::Note(Failure next, std::optional<size_t> of) {
@@ -77,7 +71,7 @@ void ExecuteFanout::Tick() {
     SendAll(progress_(), ended, cause);
     if (cause.Settled()) break;
     MutexLock lock(mutex_);
-    stop = changed_.WaitUntil(mutex_, Clock::now() + kTick,
+    stop = changed_.WaitUntil(mutex_, Clock::now() + timing::kFanoutTick,
                               [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_; });
   }
   MutexLock lock(mutex_);
@@ -100,7 +94,7 @@ ExecuteFanout::Failure ExecuteFanout::broken() const {
 
 ExecuteFanout::Failure ExecuteFanout::AwaitBroken() const {
   MutexLock lock(mutex_);
-  changed_.WaitUntil(mutex_, Clock::now() + kPrimaryErrorPatience,
+  changed_.WaitUntil(mutex_, Clock::now() + timing::kPrimaryError,
                      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !broken_.ok(); });
   return {broken_rank_, broken_};
 }
@@ -119,7 +113,7 @@ ExecuteFanout::Failure ExecuteFanout::Finish() {
   for (size_t left = streams_.size(); left > 0;) {
     TellOthers(cause, told);
     const Progress progress = progress_();  // of the members that still read
-    if (Clock::now() - sent >= kTick) {
+    if (Clock::now() - sent >= timing::kFanoutTick) {
       answers.Send(progress);
       sent = Clock::now();
     }
@@ -143,7 +137,7 @@ void ExecuteFanout::TellOthers(const Cause& cause, bool& told) {
 size_t ExecuteFanout::Collect(StreamAnswers& answers, bool told, std::vector<bool>& answered,
                               Cause& cause) {
   size_t came = 0;
-  for (auto& [i, answer] : answers.Take(kTick)) {
+  for (auto& [i, answer] : answers.Take(timing::kFanoutTick)) {
     ++came;
     answered[i] = true;
     if (!answer.ok() && !told) cause.Note({members_[i].rank, answer.status()}, i);
@@ -179,7 +173,7 @@ void ExecuteFanout::AbortOthers(std::optional<size_t> failed, const absl::Status
   AtOnce(members_.size(), kMostCalls, [&](size_t i) {
     if (i == failed || !members_[i].works()) return;
     // Who cannot be told is about to be dropped, which ends its stream.
-    members_[i].link->Abort(load_.name, why, Clock::now() + kAbortDeadline).IgnoreError();
+    members_[i].link->Abort(load_.name, why, Clock::now() + timing::kAbort).IgnoreError();
   });
 }
 

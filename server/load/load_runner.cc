@@ -1,7 +1,6 @@
 #include "server/load/load_runner.h"
 
 #include <algorithm>
-#include <charconv>
 #include <utility>
 
 #include <fmt/format.h>
@@ -14,20 +13,15 @@
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
 #include "common/layout/unexpected.h"
+#include "server/load/error_attribution.h"
 #include "server/load/error_priority.h"
 #include "server/load/execute_fanout.h"
 #include "server/load/rank_load.h"
 #include "server/load/tied.h"
+#include "server/protocol/timing.h"
 
 namespace ckptd {
 namespace {
-
-// Allocating may fault fresh memory at about 1.5 GB/s; everything else answers
-// within moments.
-constexpr std::chrono::minutes kPrepareDeadline{5};
-constexpr std::chrono::seconds kCallDeadline{8};
-constexpr std::chrono::seconds kProbeDeadline{1};
-constexpr std::chrono::seconds kAbortDeadline{2};
 
 Deadline Sooner(Deadline deadline, std::chrono::nanoseconds from_now) {
   return std::min(deadline, Clock::now() + std::chrono::duration_cast<Clock::duration>(from_now));
@@ -38,14 +32,16 @@ Deadline Sooner(Deadline deadline, std::chrono::nanoseconds from_now) {
 LoadRunner::LoadRunner(Parts parts, const ReadyLoad& load, Membership::Session session)
     : parts_(std::move(parts)), load_(load), session_(std::move(session)) {}
 
-void LoadRunner::Enter(Stage stage) {
-  meter_.Enter(stage);
+absl::Status LoadRunner::Enter(LoadState state) {
+  CKPTD_RETURN_IF_ERROR(load_.state->Advance(state));
+  meter_.Enter(StageOf(state));
   ShowProgress();
+  return absl::OkStatus();
 }
 
 Progress LoadRunner::ShowProgress() {
   Progress progress = meter_.Read();
-  parts_.catalog.UpdateProgress(load_.name, progress);
+  if (parts_.observer != nullptr) parts_.observer->OnProgress(load_.name, progress);
   return progress;
 }
 
@@ -77,10 +73,10 @@ LoadOutcome LoadRunner::Run() {
 }
 
 absl::Status LoadRunner::FindLost(std::set<uint32_t>& lost) {
-  for (uint32_t rank = 0; rank < load_.stated.size() && IsRankForm(load_.request); ++rank) {
-    if (load_.stated[rank] != nullptr) continue;
+  for (uint32_t rank = 0; rank < load_.layouts.size() && IsRankForm(load_.request); ++rank) {
+    if (load_.layouts[rank] != nullptr) continue;
     const auto holds =
-        session_.links[rank]->Holds(load_.name, Sooner(load_.deadline, kCallDeadline));
+        session_.links[rank]->Holds(load_.name, Sooner(load_.deadline, timing::kMemberCall));
     if (!holds.ok()) return AttributeToRank(rank, holds.status());
     if (!*holds) lost.insert(rank);
   }
@@ -88,7 +84,6 @@ absl::Status LoadRunner::FindLost(std::set<uint32_t>& lost) {
 }
 
 absl::Status LoadRunner::Load() {
-  CKPTD_RETURN_IF_ERROR(parts_.cancelled());  // while others ran
   CKPTD_RETURN_IF_ERROR(Open());
   CKPTD_RETURN_IF_ERROR(PlanAll());
   CKPTD_RETURN_IF_ERROR(PrepareAll());
@@ -103,7 +98,7 @@ absl::Status LoadRunner::Interrupted() const {
                                  "again",
                                  load_.request.source));
   }
-  CKPTD_RETURN_IF_ERROR(parts_.cancelled());
+  CKPTD_RETURN_IF_ERROR(load_.state->cancelled());
   if (Clock::now() > load_.deadline) {
     const Progress progress = meter_.Read();
     return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
@@ -116,7 +111,7 @@ absl::Status LoadRunner::Interrupted() const {
 }
 
 absl::Status LoadRunner::Open() {
-  Enter(Stage::kOpening);
+  CKPTD_RETURN_IF_ERROR(Enter(LoadState::kOpening));
   CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenSettledCheckpoint(load_.request.source));
   CheckpointIndex& index = opened.index;
   if (!load_.files.empty() && index.files != load_.files) {
@@ -134,19 +129,19 @@ absl::Status LoadRunner::Open() {
 
 absl::StatusOr<std::vector<Cohort>> LoadRunner::Cohorts() const {
   std::vector<uint32_t> ranks;
-  std::vector<std::shared_ptr<const RankLayout>> stated;
+  std::vector<std::shared_ptr<const RankLayout>> layouts;
   for (uint32_t rank = 0; rank < session_.links.size(); ++rank) {
     if (IsRankForm(load_.request)) {
-      if (load_.stated[rank] == nullptr) continue;  // holds its shard already
-      stated.push_back(load_.stated[rank]);
+      if (load_.layouts[rank] == nullptr) continue;  // holds its shard already
+      layouts.push_back(load_.layouts[rank]);
     }
     ranks.push_back(rank);
   }
-  return CohortsOf(load_.request, *index_, ranks, stated);
+  return CohortsOf(load_.request, *index_, ranks, layouts);
 }
 
 absl::Status LoadRunner::PlanAll() {
-  Enter(Stage::kPlanning);
+  CKPTD_RETURN_IF_ERROR(Enter(LoadState::kPlanning));
   const auto cohorts = Cohorts();
   if (!cohorts.ok()) return AttributeToRank(0, cohorts.status());
   auto plan = GroupPlan::Make(index_, *cohorts, load_.request.policy);
@@ -165,18 +160,18 @@ absl::Status LoadRunner::PlanAll() {
 
 absl::Status LoadRunner::CheckNames() const {
   std::vector<const RankLayout*> layouts;
-  for (const auto& stated : load_.stated) {
+  for (const auto& layout : load_.layouts) {
     // Who holds its shard already was part of this check when it was loaded.
-    if (stated == nullptr) return absl::OkStatus();
-    layouts.push_back(stated.get());
+    if (layout == nullptr) return absl::OkStatus();
+    layouts.push_back(layout.get());
   }
   return CheckNothingUnexpected(*index_, layouts);
 }
 
 absl::Status LoadRunner::CheckTied() const {
   std::vector<const RankLayout*> layouts;
-  for (const auto& stated : load_.stated) {
-    if (stated != nullptr) layouts.push_back(stated.get());
+  for (const auto& layout : load_.layouts) {
+    if (layout != nullptr) layouts.push_back(layout.get());
   }
   return ckptd::CheckTied(*index_, layouts, [this] { return Interrupted(); });
 }
@@ -186,7 +181,7 @@ PrepareCall LoadRunner::CallFor(const Participant& participant) const {
   call.epoch = session_.epoch;
   call.name = load_.name;
   call.request = load_.request;
-  if (IsRankForm(load_.request)) call.request.layout = load_.stated[participant.rank];
+  if (IsRankForm(load_.request)) call.request.layout = load_.layouts[participant.rank];
   call.index = index_;
   call.rank_digest = participant.plan->digest;
   call.plan_digest = plan_->digest();
@@ -221,7 +216,7 @@ bool LoadRunner::Unmap(uint32_t rank) {
 
 absl::StatusOr<PrepareReply> LoadRunner::AskFor(const Participant& participant) {
   PrepareCall call = CallFor(participant);
-  const Deadline deadline = Sooner(load_.deadline, kPrepareDeadline);
+  const Deadline deadline = Sooner(load_.deadline, timing::kPrepare);
   MemberLink& link = *session_.links[participant.rank];
   auto reply = link.Prepare(call, deadline);
   // What that rank has let go of is not free while it is mapped here.
@@ -254,7 +249,7 @@ bool LoadRunner::WaitsForMemory(const absl::Status& prepared) {
     const absl::Status& status = participant.prepared.status();
     if (status.ok()) continue;
     if (ReasonOf(status) != reason::kNoMemory) return false;
-    if (FactsOf(status).count(Catalog::kHeldBy) == 0) return false;
+    if (FactsOf(status).count(Eviction::kHeldBy) == 0) return false;
     refused_by.insert(participant.rank);
   }
   refused_by_ = std::move(refused_by);
@@ -265,7 +260,7 @@ void LoadRunner::GiveBackAll() {
   AtOnce(participants_.size(), kMostCalls, [&](size_t i) {
     const uint32_t rank = participants_[i].rank;
     const absl::Status status =
-        session_.links[rank]->GiveBack(load_.name, Clock::now() + kAbortDeadline);
+        session_.links[rank]->GiveBack(load_.name, Clock::now() + timing::kAbort);
     // The next Prepare of this load begins with it.
     if (!status.ok()) {
       Log(LogLevel::kWarn, "{}: telling rank {} to give memory back: {}", load_.name, rank,
@@ -276,8 +271,7 @@ void LoadRunner::GiveBackAll() {
 }
 
 absl::Status LoadRunner::PrepareAll() {
-  CKPTD_RETURN_IF_ERROR(parts_.begin_allocation());
-  Enter(Stage::kAllocating);
+  CKPTD_RETURN_IF_ERROR(Enter(LoadState::kAllocating));
   const absl::Status prepared =
       ForEach([this](Participant& participant) { return Prepare(participant); });
   {
@@ -298,9 +292,8 @@ absl::Status LoadRunner::PrepareAll() {
 }
 
 absl::Status LoadRunner::CommitAll() {
-  Enter(Stage::kPublishing);
   CKPTD_RETURN_IF_ERROR(Interrupted());
-  if (parts_.finishing) parts_.finishing(false);
+  CKPTD_RETURN_IF_ERROR(Enter(LoadState::kPublishing));
   Progress progress = meter_.Read();
   const absl::Status committed = ForEach([&](Participant& participant) -> absl::Status {
     CommitCall call;
@@ -316,12 +309,14 @@ absl::Status LoadRunner::CommitAll() {
     const bool works = (load_.request.digests && call.digests.empty()) ||
                        load_.request.intended == AttachMode::kExclusive;
     CKPTD_RETURN_IF_ERROR(session_.links[participant.rank]->Commit(
-        call, Clock::now() + (works ? kPrepareDeadline : kCallDeadline)));
+        call, Clock::now() + (works ? timing::kPrepare : timing::kMemberCall)));
     MutexLock lock(mutex_);
     holders_.insert(participant.rank);
     return absl::OkStatus();
   });
-  return committed.ok() ? CompleteHolders() : committed;
+  CKPTD_RETURN_IF_ERROR(committed);
+  CKPTD_RETURN_IF_ERROR(CompleteHolders());
+  return load_.state->Advance(LoadState::kActive);
 }
 
 // Their clients may wait for the others; and in between one may have let go of its shard.
@@ -332,7 +327,7 @@ absl::Status LoadRunner::CompleteHolders() {
   call.epoch = session_.epoch;
   call.name = load_.name;
   AtOnce(answers.size(), kMostCalls, [&](size_t i) {
-    answers[i] = session_.links[holding_[i]]->Commit(call, Clock::now() + kCallDeadline);
+    answers[i] = session_.links[holding_[i]]->Commit(call, Clock::now() + timing::kMemberCall);
   });
   for (size_t i = 0; i < answers.size(); ++i) {
     if (!answers[i].ok()) return AttributeToRank(holding_[i], answers[i]);
@@ -348,7 +343,7 @@ absl::Status LoadRunner::ProbeUnresponsive(const absl::Status& status) {
   if (!failed && !apart) return status;
   std::vector<absl::Status> probed(session_.links.size());
   AtOnce(probed.size(), kMostCalls, [&](size_t i) {
-    probed[i] = session_.links[i]->Probe(Clock::now() + kProbeDeadline);
+    probed[i] = session_.links[i]->Probe(Clock::now() + timing::kProbe);
   });
   absl::Status gone;
   for (uint32_t rank = 0; rank < probed.size(); ++rank) {
@@ -372,45 +367,26 @@ absl::Status LoadRunner::WaitForStragglers(const absl::Status& status) {
 }
 
 absl::Status LoadRunner::AttributeToRank(uint32_t rank, const absl::Status& status) {
-  const Facts facts = FactsOf(status);
-  const auto named = facts.find("rank");
-  // Calls end with the load, but those that publish it: who has not answered by then may be well.
-  const bool silent =
-      ReasonOf(status) == reason::kRankLost ||
-      (status.code() == absl::StatusCode::kDeadlineExceeded && named == facts.end());
+  const Attribution found = Attribute(rank, status);
+  // Calls end with the load, but those that publish it: a rank that has not answered by then may
+  // be well.
   const bool ended = Clock::now() >= load_.deadline && meter_.Read().stage != Stage::kPublishing;
-  if (silent && ended) CKPTD_RETURN_IF_ERROR(Interrupted());
-  // A rank that lost another one is there itself.
-  const bool itself = named == facts.end() || named->second == std::to_string(rank);
-  if (itself && status.code() == absl::StatusCode::kUnavailable &&
-      ReasonOf(status) == reason::kRankLost) {
-    parts_.membership.Drop(rank, session_.epoch, "it does not answer");
-  }
-  // A rank that has heard of a change before we have refuses our calls: the change,
-  // and whoever caused it, is the reason.
-  if (ReasonOf(status) == reason::kEpochChanged) {
-    CKPTD_RETURN_IF_ERROR(parts_.membership.CheckEpoch(session_.epoch));
-  }
-  if (named != facts.end()) return status;
-  return WithFact(WithContext(status, fmt::format("rank {}", rank)), "rank", std::to_string(rank));
+  if (found.may_be_deadline && ended) CKPTD_RETURN_IF_ERROR(Interrupted());
+  if (found.rank_is_lost) parts_.membership.Drop(rank, session_.epoch, "it does not answer");
+  if (found.may_be_epoch) CKPTD_RETURN_IF_ERROR(parts_.membership.CheckEpoch(session_.epoch));
+  return found.status;
 }
 
 absl::Status LoadRunner::AttributeByFacts(const absl::Status& status) {
-  const Facts facts = FactsOf(status);
-  const auto named = facts.find("rank");
-  if (named == facts.end()) return status;
-  const std::string& text = named->second;
-  uint32_t rank = 0;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), rank);
-  const bool known = parsed.ec == std::errc() && rank < session_.links.size();
-  return known ? AttributeToRank(rank, status) : status;
+  const std::optional<uint32_t> rank = RankNamedBy(status, session_.links.size());
+  return rank.has_value() ? AttributeToRank(*rank, status) : status;
 }
 
 void LoadRunner::AbortAll(const absl::Status& why) {
-  if (parts_.finishing) parts_.finishing(true);
+  load_.state->Fail();
   AtOnce(session_.links.size(), kMostCalls, [&](size_t rank) {
     const absl::Status status =
-        session_.links[rank]->Abort(load_.name, why, Clock::now() + kAbortDeadline);
+        session_.links[rank]->Abort(load_.name, why, Clock::now() + timing::kAbort);
     // Who cannot be told is about to be dropped, and learns it when it joins.
     if (!status.ok()) {
       Log(LogLevel::kWarn, "{}: telling rank {} to abort: {}", load_.name, rank,

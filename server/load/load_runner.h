@@ -1,6 +1,5 @@
-// One load, as the leader runs it: open, plan, prepare on every rank, transfer,
-// commit. Any rank's error aborts it for all with that rank's reason. Runs on
-// the load worker.
+// One load, as the leader runs it: the stages open, plan, prepare on every rank, transfer and
+// commit. Any rank's error ends it for all with that rank's reason. Runs on the load worker.
 #ifndef CKPTD_SERVER_LOAD_LOAD_RUNNER_H_
 #define CKPTD_SERVER_LOAD_LOAD_RUNNER_H_
 
@@ -18,6 +17,7 @@
 #include "common/base/mutex.h"
 #include "common/layout/layout.h"
 #include "server/catalog/catalog.h"
+#include "server/catalog/lease_table.h"
 #include "server/collective/peer_access.h"
 #include "server/collective/replica_tree.h"
 #include "server/collective/straggler_detector.h"
@@ -26,6 +26,7 @@
 #include "server/load/part_reader.h"
 #include "server/load/pending_loads.h"
 #include "server/load/progress_meter.h"
+#include "server/protocol/load_observer.h"
 
 namespace ckptd {
 
@@ -38,16 +39,11 @@ class LoadRunner {
     const std::atomic<bool>& stopping;
     ReadingOptions reading;
     ReaderPolicy reader = ReaderPolicy::kRank0;
-    // Called before any rank is told that the load has failed, or succeeded.
-    std::function<void(bool failed)> finishing = nullptr;
-    // Not OK once somebody has given the load up.
-    std::function<absl::Status()> cancelled = absl::OkStatus;
-    // Called before ranks are asked for memory; not OK: given up, as above.
-    std::function<absl::Status()> begin_allocation = absl::OkStatus;
-    // Of rank 0, as PrepareReply::has_leases.
-    std::function<bool()> has_leases = [] { return false; };
+    LoadObserver* observer = nullptr;    // null: none
+    const LeaseTable* leases = nullptr;  // rank 0's; null: none
   };
-  // `session` has all ranks' links; the load belongs to its epoch.
+  // `session` has all ranks' links; the load belongs to its epoch. The runner advances load.state,
+  // and ends when that is cancelled.
   LoadRunner(Parts parts, const ReadyLoad& load, Membership::Session session);
 
   // On an error every rank has been told. When holders are lost nothing has begun; when ranks
@@ -57,8 +53,8 @@ class LoadRunner {
   void NoteReading(uint32_t rank, const ReadingNow& reading);
   const std::string& name() const { return load_.name; }
   const std::string& source() const { return load_.request.source; }
-  // The group is not the one that it began with: before it is published, it notices and fails.
-  bool OutOfDate() const { return parts_.membership.epoch() != session_.epoch; }
+  // Thread-safe.
+  Progress progress() const { return meter_.Read(); }
 
  private:
   // One rank that lacks the shard.
@@ -98,16 +94,14 @@ class LoadRunner {
   // The leader's own share.
   absl::Status Read(const ReaderShare& share, PartReader& reader);
   std::vector<ReaderShare> Shares() const;
-  // How bytes travel in this load, where that is left to the daemons; fills no_comm_.
-  CommChoice ChooseComm(const std::vector<ReaderShare>& shares);
-  // Why a communicator carries nothing where that is left to the daemons; empty: it may.
-  std::string WhyNoComm() const;
+  // Chooses how bytes travel in this load; fills comm_ and no_comm_.
+  void ChooseComm(const std::vector<ReaderShare>& shares);
   // A rank that would take part in collectives while its GPU may be at work.
   std::optional<uint32_t> RankWithActiveLease() const;
   PartReader MakeReader(const ReaderShare& share) const;
   ReadOrder OrderFor(const ReaderShare& share, const std::vector<Cohort>& cohorts) const;
-  // Rank form: what the ranks of a share stated, what is alike once; rule form: nothing.
-  std::vector<Cohort> StatedBy(const std::vector<uint32_t>& ranks) const;
+  // Rank form: the layouts of these ranks, equal ones once; rule form: nothing.
+  std::vector<Cohort> LayoutsOf(const std::vector<uint32_t>& ranks) const;
   // What a communicator carries: of the leader's own share what it could not reach, and, where
   // it is for all bytes, of all shares. Fills scatters_.
   absl::Status PlanScatters(const std::vector<ReaderShare>& shares, const PartReader* own);
@@ -153,8 +147,9 @@ class LoadRunner {
   // Calls `act` for every participant at once and returns the first error, of several one that
   // is no other's consequence.
   absl::Status ForEach(const std::function<absl::Status(Participant&)>& act);
-  void Enter(Stage stage);
-  // To the clients of this daemon; the members are told what is returned.
+  // Errors: why the load was cancelled.
+  absl::Status Enter(LoadState state);
+  // To the observer; the members are told what is returned.
   Progress ShowProgress();
 
   Parts parts_;

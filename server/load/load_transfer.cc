@@ -16,14 +16,14 @@
 #include "server/collective/scatter_exchange.h"
 #include "server/load/error_priority.h"
 #include "server/load/load_runner.h"
+#include "server/load/transport_choice.h"
+#include "server/protocol/timing.h"
 
 namespace ckptd {
 namespace {
 
 // A tensor that all ranks hold is an operation of its own from so many bytes on.
 constexpr uint64_t kLeastBroadcast = uint64_t{64} << 10;
-// Once some have answered, who has not is known by name, as soon as nothing has moved for long.
-constexpr std::chrono::seconds kNamedFirst{1};
 
 }  // namespace
 
@@ -39,48 +39,29 @@ std::vector<ReaderShare> LoadRunner::Shares() const {
 
 std::optional<uint32_t> LoadRunner::RankWithActiveLease() const {
   // It reads, also where it has its shard already.
-  if (parts_.has_leases()) return 0;
+  if (parts_.leases != nullptr && !parts_.leases->Empty()) return 0;
   for (const Participant& one : participants_) {
     if (one.reply.has_leases) return one.rank;
   }
   return std::nullopt;
 }
 
-std::string LoadRunner::WhyNoComm() const {
-  if (!parts_.peers.comms.EnabledFor(session_.epoch)) return "NCCL exchanged nothing before";
-  const std::optional<uint32_t> rank = RankWithActiveLease();
-  if (!rank.has_value()) return "";
-  return fmt::format("a client holds a shard of rank {}, and NCCL is not put beside what its GPU "
-                     "may be doing unless --comm nccl asks for it",
-                     *rank);
-}
-
-CommChoice LoadRunner::ChooseComm(const std::vector<ReaderShare>& shares) {
-  const CommChoice asked = parts_.reading.comm;
-  const bool may = asked == CommChoice::kAuto && !parts_.peers.comms.version().empty();
-  if (may) no_comm_ = WhyNoComm();
-  if (!no_comm_.empty()) return CommChoice::kHost;
-  // One reader finds out by itself whom it can reach.
-  if (asked != CommChoice::kAuto || shares.empty() || shares.front().parts == 1) return asked;
-  // Of several each would have to reach every rank: all bytes go one way.
-  const auto host_of = [this](const Participant& one) -> const std::string& {
-    return session_.identities[one.rank].host;
-  };
-  const bool near = std::all_of(participants_.begin(), participants_.end(), [&](const auto& one) {
-    return host_of(one) == host_of(participants_.front());
-  });
-  if (near) return CommChoice::kHost;
-  const std::string version = parts_.peers.comms.version();
+void LoadRunner::ChooseComm(const std::vector<ReaderShare>& shares) {
+  TransportFacts facts;
+  facts.asked = parts_.reading.comm;
+  facts.communicator = parts_.peers.comms.version();
+  facts.no_communicator = parts_.peers.comms.why_none();
+  facts.failed_before = !parts_.peers.comms.EnabledFor(session_.epoch);
+  facts.one_reader = shares.empty() || shares.front().parts == 1;
+  facts.busy_rank = RankWithActiveLease();
   for (const Participant& one : participants_) {
-    if (!version.empty() && one.reply.communicator == version) continue;
-    Log(LogLevel::kInfo, "{}: readers on several hosts send in streams: rank {} has {}, rank 0 {}",
-        load_.name, one.rank,
-        one.reply.communicator.empty() ? one.reply.no_communicator : one.reply.communicator,
-        version.empty() ? parts_.peers.comms.why_none() : version);
-    return CommChoice::kHost;
+    facts.ranks.push_back({one.rank, session_.identities[one.rank].host, one.reply.communicator,
+                           one.reply.no_communicator});
   }
-  Log(LogLevel::kInfo, "{}: readers on several hosts send by {}", load_.name, version);
-  return CommChoice::kNccl;
+  TransportChoice choice = ChooseTransport(facts);
+  if (!choice.remark.empty()) Log(LogLevel::kInfo, "{}: {}", load_.name, choice.remark);
+  comm_ = choice.comm;
+  no_comm_ = std::move(choice.no_comm);
 }
 
 PartReader LoadRunner::MakeReader(const ReaderShare& share) const {
@@ -97,11 +78,11 @@ PartReader LoadRunner::MakeReader(const ReaderShare& share) const {
                     std::move(targets));
 }
 
-std::vector<Cohort> LoadRunner::StatedBy(const std::vector<uint32_t>& ranks) const {
+std::vector<Cohort> LoadRunner::LayoutsOf(const std::vector<uint32_t>& ranks) const {
   if (!IsRankForm(load_.request)) return {};
-  std::vector<std::shared_ptr<const RankLayout>> stated;
-  for (const uint32_t rank : ranks) stated.push_back(load_.stated[rank]);
-  return JoinEqual(stated);
+  std::vector<std::shared_ptr<const RankLayout>> layouts;
+  for (const uint32_t rank : ranks) layouts.push_back(load_.layouts[rank]);
+  return JoinEqual(layouts);
 }
 
 ReadOrder LoadRunner::OrderFor(const ReaderShare& share, const std::vector<Cohort>& cohorts) const {
@@ -217,7 +198,7 @@ void LoadRunner::StartMembers(const std::vector<ReaderShare>& shares) {
   std::shared_ptr<const std::vector<Cohort>> cohorts;
   for (const ReaderShare& share : shares) {
     if (last == nullptr || *last != share.targets) {
-      cohorts = std::make_shared<const std::vector<Cohort>>(StatedBy(share.targets));
+      cohorts = std::make_shared<const std::vector<Cohort>>(LayoutsOf(share.targets));
     }
     last = &share.targets;
     for (ExecuteFanout::Member& member : members) {
@@ -231,17 +212,15 @@ void LoadRunner::StartMembers(const std::vector<ReaderShare>& shares) {
     meter_.Update(report);
   };
   load.cancelled = [this]() -> absl::Status {
-    CKPTD_RETURN_IF_ERROR(parts_.cancelled());
-    return CheckStalled(kNamedFirst);
+    CKPTD_RETURN_IF_ERROR(load_.state->cancelled());
+    return CheckStalled(timing::kStragglersNamedFirst);
   };
   // Replicas connect to each other when the readers have done their part.
   for (const Scatter& scatter : scatters_) {
     load.patience =
         std::max(load.patience, ScatterExchange::PatienceWith(scatter.common.ranks.size()));
   }
-  load.failing = [this] {
-    if (parts_.finishing) parts_.finishing(true);
-  };
+  load.failing = [this] { load_.state->Fail(); };
   fanout_ = std::make_unique<ExecuteFanout>(std::move(members), std::move(load),
                                             [this] { return ShowProgress(); });
 }
@@ -285,7 +264,7 @@ absl::Status LoadRunner::Transfer() {
   }
   meter_.Expect(std::move(expected));
   const std::vector<ReaderShare> shares = Shares();
-  comm_ = ChooseComm(shares);
+  ChooseComm(shares);
   const bool reads = !shares.empty() && shares.front().rank == 0;
   std::optional<PartReader> own;
   if (reads) {
@@ -297,7 +276,7 @@ absl::Status LoadRunner::Transfer() {
     return AttributeByFacts(planned);
   }
   CKPTD_RETURN_IF_ERROR(Interrupted());
-  Enter(Stage::kTransferring);
+  CKPTD_RETURN_IF_ERROR(Enter(LoadState::kTransferring));
   exchanges_.Note(0, 0, /*busy=*/true);  // from now on nobody stands still
   StartMembers(shares);
   if (reads) CKPTD_RETURN_IF_ERROR(Read(shares.front(), *own));

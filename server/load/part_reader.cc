@@ -9,12 +9,11 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/collective/scatter_reader.h"
+#include "server/protocol/timing.h"
 #include "server/transfer/transfer.h"
 
 namespace ckptd {
 namespace {
-
-constexpr std::chrono::seconds kMapDeadline{8};
 
 // Pages are made for what a rank announces, so it may announce what its shard takes.
 absl::Status CheckAnnounced(const ReadTarget& target) {
@@ -117,7 +116,7 @@ absl::Status PartReader::ConnectOne(const ReadTarget& target, TransferTarget& re
   auto view = parts_.peers.memory.Map(
       {target.who.rank, target.who.incarnation, target.prepared.memory_endpoint, target.who.host,
        target.prepared.device, target.prepared.segments},
-      std::min<Deadline>(load_.deadline, Clock::now() + kMapDeadline));
+      std::min<Deadline>(load_.deadline, Clock::now() + timing::kMapSlab));
   CKPTD_RETURN_IF_ERROR(view.status());
   reached.slab = *std::move(view);
   return absl::OkStatus();
@@ -169,10 +168,10 @@ absl::StatusOr<ReadReport> PartReader::Read(const TransferOptions& options,
 absl::StatusOr<TransferResult> PartReader::Scatter(const TransferOptions& options,
                                                    const ScatterCall& call,
                                                    TransferProgress& progress) {
-  ScatterReader::Parts parts{parts_.peers.backend, parts_.peers.comms, load_.name, load_.deadline,
+  ScatterReader::Parts parts{parts_.peers.transit, parts_.peers.comms, load_.name, load_.deadline,
                              *load_.plan,
                              [this](uint64_t bytes, const absl::Status& refused) {
-                               return parts_.catalog.MakeRoom(bytes, refused);
+                               return parts_.catalog.eviction().MakeRoom(bytes, refused);
                              }};
   ScatterReader reader(std::move(parts), call);
   for (size_t i = 0; i < targets_.size(); ++i) {

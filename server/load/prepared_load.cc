@@ -6,13 +6,11 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/protocol/timing.h"
 #include "server/transfer/transfer.h"
 
 namespace ckptd {
 namespace {
-
-// Placing a frame takes a millisecond.
-constexpr std::chrono::seconds kClosePatience{5};
 
 absl::Status Over(const std::string& name) {
   return MakeError(absl::StatusCode::kAborted, reason::kEpochChanged,
@@ -69,7 +67,7 @@ absl::StatusOr<std::vector<uint64_t>> PreparedLoad::Finish(const CommitCall& cal
     receiver = receiver_.lock();
   }
   if (receiver != nullptr) {
-    CKPTD_RETURN_IF_ERROR(receiver->Close(kClosePatience));
+    CKPTD_RETURN_IF_ERROR(receiver->Close(timing::kSinkClose));
     came += receiver->placed_bytes();
   }
   if (call.tensor_bytes != plan_.tensor_bytes || came != call.streamed_bytes) {

@@ -15,10 +15,10 @@ namespace ckptd {
 
 namespace {
 
-absl::Status CheckStatement(const RankLayout* stated, uint32_t rank) {
-  if (stated != nullptr && stated->rank == rank) return absl::OkStatus();
+absl::Status CheckLayoutOf(const RankLayout* layout, uint32_t rank) {
+  if (layout != nullptr && layout->rank == rank) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInternal, reason::kWrongRank,
-                   fmt::format("planning rank {}: its statement is missing", rank));
+                   fmt::format("planning rank {}: its layout is missing", rank));
 }
 
 // Why the memory of `resident` is not for a load with that match; empty: it is.
@@ -53,9 +53,9 @@ absl::StatusOr<RankPlan> PlanOfRank(const LoadRequest& request, const Checkpoint
 
 absl::StatusOr<RankLayout> LayoutOfRank(const LoadRequest& request, const CheckpointIndex& index,
                                         uint32_t rank) {
-  if (const auto* stated = std::get_if<std::shared_ptr<const RankLayout>>(&request.layout)) {
-    CKPTD_RETURN_IF_ERROR(CheckStatement(stated->get(), rank));
-    return **stated;
+  if (const auto* layout = std::get_if<std::shared_ptr<const RankLayout>>(&request.layout)) {
+    CKPTD_RETURN_IF_ERROR(CheckLayoutOf(layout->get(), rank));
+    return **layout;
   }
   CKPTD_ASSIGN_OR_RETURN(const LayoutRules rules,
                          LayoutRules::Parse(std::get<std::string>(request.layout)));
@@ -64,15 +64,15 @@ absl::StatusOr<RankLayout> LayoutOfRank(const LoadRequest& request, const Checkp
 
 absl::StatusOr<std::vector<Cohort>> CohortsOf(
     const LoadRequest& request, const CheckpointIndex& index, std::span<const uint32_t> ranks,
-    std::span<const std::shared_ptr<const RankLayout>> stated) {
+    std::span<const std::shared_ptr<const RankLayout>> layouts) {
   if (const auto* text = std::get_if<std::string>(&request.layout)) {
     CKPTD_ASSIGN_OR_RETURN(const LayoutRules rules, LayoutRules::Parse(*text));
     return rules.ForRanks(index, ranks);
   }
   for (size_t i = 0; i < ranks.size(); ++i) {
-    CKPTD_RETURN_IF_ERROR(CheckStatement(i < stated.size() ? stated[i].get() : nullptr, ranks[i]));
+    CKPTD_RETURN_IF_ERROR(CheckLayoutOf(i < layouts.size() ? layouts[i].get() : nullptr, ranks[i]));
   }
-  return JoinEqual(stated.first(ranks.size()));
+  return JoinEqual(layouts.first(ranks.size()));
 }
 
 absl::StatusOr<Shard> RankLoad::Plan(const PrepareCall& call) const {
@@ -117,7 +117,7 @@ absl::StatusOr<PrepareReply> RankLoad::Prepare(const PrepareCall& call, uint64_t
   reply.memory_endpoint = options_.memory_endpoint;
   reply.resident = HoldsUntilOthersDo(call, since);
   if (reply.resident) return reply;
-  catalog_.GiveBack(call.name);  // of an attempt before
+  catalog_.eviction().GiveBack(call.name);  // of an attempt before
   ForgetOver();  // what a failed load still holds of its memory, this one may need
   NoteReaders(call);
   catalog_.Begin(call.name, call.request, since);
@@ -125,7 +125,7 @@ absl::StatusOr<PrepareReply> RankLoad::Prepare(const PrepareCall& call, uint64_t
   CKPTD_ASSIGN_OR_RETURN(reply.resident, ServeResident(call, shard));
   if (reply.resident) return reply;
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<ShardMemory> memory,
-                         catalog_.Allocate(call, shard));
+                         catalog_.eviction().Allocate(call, shard));
   if (const SlabView view = memory->View(); view.staged != nullptr) {
     CKPTD_RETURN_IF_ERROR(ZeroPadding(shard.plan, view));
   }
@@ -140,7 +140,7 @@ absl::StatusOr<PrepareReply> RankLoad::Prepare(const PrepareCall& call, uint64_t
   }
   reply.owned_segments = backend_.OwnedSegments();
   reply.device = backend_.device();
-  reply.has_leases = options_.has_leases();
+  reply.has_leases = options_.leases != nullptr && !options_.leases->Empty();
   if (options_.comms != nullptr) {
     reply.communicator = options_.comms->version();
     reply.no_communicator = options_.comms->why_none();
@@ -228,7 +228,7 @@ absl::StatusOr<std::shared_ptr<PreparedLoad>> RankLoad::Receive(uint64_t epoch,
 }
 
 void RankLoad::GiveBack(const std::string& name) {
-  catalog_.GiveBack(name);
+  catalog_.eviction().GiveBack(name);
   ForgetOver();
 }
 

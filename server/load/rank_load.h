@@ -4,7 +4,6 @@
 #ifndef CKPTD_SERVER_LOAD_RANK_LOAD_H_
 #define CKPTD_SERVER_LOAD_RANK_LOAD_H_
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -16,6 +15,7 @@
 #include "common/base/mutex.h"
 #include "server/catalog/catalog.h"
 #include "server/catalog/host_tier.h"
+#include "server/catalog/lease_table.h"
 #include "server/collective/communicator_cache.h"
 #include "server/load/prepared_load.h"
 #include "server/protocol/domain.h"
@@ -29,7 +29,7 @@ class RankLoad {
     std::string memory_endpoint;  // where the leader fetches our descriptors
     HostTier* host_tier = nullptr;  // outlives this; null: none
     const CommunicatorCache* comms = nullptr;  // outlives this; null: none
-    std::function<bool()> has_leases = [] { return false; };  // PrepareReply's
+    const LeaseTable* leases = nullptr;  // outlives this; null: none
   };
   RankLoad(Catalog& catalog, MemoryBackend& backend, Options options)
       : catalog_(catalog), backend_(backend), options_(std::move(options)) {}
@@ -51,7 +51,7 @@ class RankLoad {
   // theirs. Errors: Internal COVERAGE when readers placed another
   // number of bytes than the plan has, those of receiving.
   absl::Status Commit(const CommitCall& call);
-  bool Holds(const std::string& name) const { return catalog_.Look(name).ok(); }
+  bool Holds(const std::string& name) const { return catalog_.leases().Look(name).ok(); }
   void Abort(const std::string& name, const absl::Status& why) { catalog_.Fail(name, why); }
 
  private:
@@ -81,14 +81,14 @@ class RankLoad {
 };
 
 // What `rank` receives under `request`: the rules applied to the index, or the
-// rank's own statement. Errors: LAYOUT_INVALID, LAYOUT_MISMATCH, WRONG_RANK.
+// rank's own layout. Errors: LAYOUT_INVALID, LAYOUT_MISMATCH, WRONG_RANK.
 absl::StatusOr<RankLayout> LayoutOfRank(const LoadRequest& request, const CheckpointIndex& index,
                                         uint32_t rank);
-// The same for several ranks. `stated` are their statements, in rank form: one per
+// The same for several ranks. `layouts` are theirs, in rank form: one per
 // rank, in the same order.
 absl::StatusOr<std::vector<Cohort>> CohortsOf(
     const LoadRequest& request, const CheckpointIndex& index, std::span<const uint32_t> ranks,
-    std::span<const std::shared_ptr<const RankLayout>> stated);
+    std::span<const std::shared_ptr<const RankLayout>> layouts);
 
 }  // namespace ckptd
 

@@ -64,11 +64,11 @@ struct SlabHandle {
   bool writable = false;
 };
 
-// A daemon has one for its shards, and may have one for its host tier. Thread-safe.
-class MemoryBackend {
+// The memory of shards: allocate, seal, hand out, give up. Thread-safe.
+class SlabAllocator {
  public:
-  virtual ~MemoryBackend() = default;
-  // The kinds of handles that this memory supports, the preferred one first.
+  virtual ~SlabAllocator() = default;
+  // How this memory can be handed out; the kind that it prefers is first.
   virtual std::vector<HandleKind> kinds() const = 0;
   // Memory for `bytes` > 0, to be handed out as `kind`, one of kinds(). Its content is
   // unspecified (see ZeroPadding of transfer.h); the rest of the last segment is zero. kExclusive
@@ -80,8 +80,8 @@ class MemoryBackend {
   absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended) {
     return Allocate(bytes, intended, kinds().front());
   }
-  // The slab is complete, and its writers have ended: resources that only filling needs may be
-  // freed. The view can still be read.
+  // The slab is complete, and nobody fills it any more: what only filling needs may go. Its view
+  // can still be read.
   virtual void ReleaseStaging(Slab& slab) { (void)slab; }
   // Makes the slab immutable for clients. Call it before the first Export with kShared or
   // kPrivate. Idempotent.
@@ -90,20 +90,32 @@ class MemoryBackend {
   // Errors: FailedPrecondition HANDLE_KIND. A kCudaIpc slab must outlive what clients open; other
   // slabs need not.
   virtual absl::StatusOr<SlabHandle> Export(Slab& slab, AttachMode mode) = 0;
-  // The memory now belongs to a client: the backend no longer counts it in the budget and never
-  // reuses it. Consumes the slab.
+  // The memory now belongs to a client: it leaves the budget and is never reused. The slab is
+  // consumed.
   virtual void TransferOwnership(std::unique_ptr<Slab> slab) = 0;
   // The leader has restarted, so another process now fills our slabs. It cannot map sealed memory
   // for writing, so memory sealed before this call is never reused.
   virtual void OnWriterRestart() = 0;
-  // Memory of the slabs' device. It counts in the budget. Errors: FailedPrecondition if slabs are
-  // not in a device's memory.
+  // Ids of all segments this allocator still owns.
+  virtual std::vector<uint64_t> OwnedSegments() const = 0;
+  virtual MemoryUsage Usage() const = 0;
+};
+
+// Memory of a device that only passes slabs of other ranks on. Thread-safe.
+class TransitAllocator {
+ public:
+  virtual ~TransitAllocator() = default;
+  // It counts to the budget of its device. Errors: FailedPrecondition where slabs are not in a
+  // device's memory.
   virtual absl::StatusOr<std::unique_ptr<TransitMemory>> MakeTransit() {
     return absl::FailedPreconditionError("making transit memory: slabs are not in device memory");
   }
-  // Ids of all segments that this backend still owns.
-  virtual std::vector<uint64_t> OwnedSegments() const = 0;
-  virtual MemoryUsage Usage() const = 0;
+};
+
+// What the memory is, and whether it works. Thread-safe.
+class MemoryHealth {
+ public:
+  virtual ~MemoryHealth() = default;
   // "host" or "cuda", and its main facts, for people.
   virtual std::string tier() const = 0;
   // UUID of the GPU that has the memory. Empty: host memory.
@@ -111,6 +123,10 @@ class MemoryBackend {
   // An error if this process must be restarted before it can allocate or fill memory.
   virtual absl::Status Health() const { return absl::OkStatus(); }
 };
+
+// One kind of memory, as the daemon picks it at its start (daemon/memory_tier.h). Parts that need
+// less take one of the three.
+class MemoryBackend : public SlabAllocator, public TransitAllocator, public MemoryHealth {};
 
 }  // namespace ckptd
 

@@ -43,16 +43,16 @@ absl::StatusOr<GroupPlan> PlanDry(const LoadRequest& request, uint32_t own, Dead
   CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, OpenCheckpoint(request.source));
   const auto index = std::make_shared<const CheckpointIndex>(std::move(opened));
   std::vector<uint32_t> ranks = {own};
-  std::vector<std::shared_ptr<const RankLayout>> stated;
+  std::vector<std::shared_ptr<const RankLayout>> layouts;
   if (const auto* text = std::get_if<std::string>(&request.layout)) {
     CKPTD_ASSIGN_OR_RETURN(const LayoutRules rules, LayoutRules::Parse(*text));
     ranks.resize(rules.world_size());
     std::iota(ranks.begin(), ranks.end(), 0u);
   } else {
-    stated.push_back(std::get<std::shared_ptr<const RankLayout>>(request.layout));
+    layouts.push_back(std::get<std::shared_ptr<const RankLayout>>(request.layout));
   }
   CKPTD_ASSIGN_OR_RETURN(const std::vector<Cohort> cohorts,
-                         CohortsOf(request, *index, ranks, stated));
+                         CohortsOf(request, *index, ranks, layouts));
   return GroupPlan::Make(index, cohorts, request.policy, [&](GroupPlan::Size size) {
     return CheckSize(request, size, deadline, max_copies);
   });

@@ -16,17 +16,12 @@
 #include "server/load/local_link.h"
 #include "server/load/member_reading.h"
 #include "server/node/trainer_key.h"
+#include "server/protocol/timing.h"
 #include "server/transfer/transfer.h"
 
 namespace ckptd {
 namespace {
 
-constexpr std::chrono::seconds kProposeDeadline{20};
-// Long enough for the leader to get it and for its readers to notice.
-constexpr std::chrono::seconds kCancelDeadline{8};
-constexpr std::chrono::seconds kLookupDeadline{5};
-// The leader asks all ranks in this time.
-constexpr std::chrono::seconds kFindMissingDeadline{8};
 constexpr int kAttempts = 3;
 constexpr size_t kRememberedRequests = 1024;
 
@@ -40,7 +35,7 @@ absl::Status TakenMeanwhile(const std::string& name) {
 
 // Offsets of tensors after which padding is not zero. Uses the table of everything in the memory,
 // because a view may leave out tensors of its owner.
-absl::StatusOr<std::set<uint64_t>> DirtyOffsets(const Catalog::Held& held, const SlabView& view) {
+absl::StatusOr<std::set<uint64_t>> DirtyOffsets(const ShardLeases::Held& held, const SlabView& view) {
   const RankPlan& plan = held.whole->plan;
   CKPTD_ASSIGN_OR_RETURN(const std::set<uint32_t> dirty, DirtyPadding(plan, view));
   std::set<uint64_t> offsets;
@@ -72,15 +67,14 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
       rank_side_(catalog_, backend,
                  {options_.identity.rank, options_.memory_endpoint,
                   host_tier_.enabled() ? &host_tier_ : nullptr, &comms_,
-                  [this] { return !leases_.Empty(); }}),
-      participants_([this] {
-        follower_ == nullptr ? coordinator_->Hurry() : follower_->SendHeartbeatNow();
-      }),
+                  &leases_}),
+      participants_([this] { TellGroupNow(); }),
       lookups_([](const CheckpointIndex& index) {
         return index.files.empty() ? Recognise(index.source) : CheckUnchanged(index);
       }) {
-  catalog_.SetLater([this](std::function<void()> free) { load_worker_.Post(std::move(free)); });
-  catalog_.SetHolders([this](const std::string& name) { return leases_.HoldersOf(name); });
+  Eviction& eviction = catalog_.eviction();
+  eviction.SetLater([this](std::function<void()> free) { load_worker_.Post(std::move(free)); });
+  eviction.SetHolders([this](const std::string& name) { return leases_.HoldersOf(name); });
   if (options_.identity.rank == 0) {
     membership_ = std::make_unique<Membership>(
         Membership::Options{options_.identity, std::make_shared<LocalLink>(rank_side_),
@@ -90,7 +84,7 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
         Coordinator::Parts{catalog_, *membership_, {peer_memory, backend, comms_},
                            load_worker_, lookups_,
                            options_.reading, options_.reader,
-                           [this] { return !leases_.Empty(); }, &participants_});
+                           &leases_, &participants_});
   } else {
     follower_ = std::make_unique<Follower>(
         Follower::Parts{catalog_, backend_, options_.leader, options_.on_secret,
@@ -104,6 +98,10 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
 }
 
 Node::~Node() { Stop(); }
+
+void Node::TellGroupNow() {
+  follower_ == nullptr ? coordinator_->Hurry() : follower_->SendHeartbeatNow();
+}
 
 void Node::Stop() {
   draining_ = true;
@@ -144,18 +142,17 @@ absl::Status Node::CheckNotDraining() const {
                    {{"rank", std::to_string(options_.identity.rank)}});
 }
 
-absl::Status Node::ClaimRequestId(const std::string& request_id, const LoadRequest& request,
+absl::Status Node::ClaimRequestId(const std::string& request_id, const IdentifiedRequest& asked,
                                   std::string& known_name) {
   if (request_id.empty()) return absl::OkStatus();
-  CKPTD_RETURN_IF_ERROR(CheckRequestId("loading", request.source, request_id));
-  const uint64_t digest = RequestDigest(request);
+  CKPTD_RETURN_IF_ERROR(CheckRequestId("loading", asked.request.source, request_id));
   MutexLock lock(requests_mutex_);
-  const auto [at, claimed] = requests_.try_emplace(request_id, Remembered{digest, "", 0});
-  if (at->second.digest != digest) {
+  const auto [at, claimed] = requests_.try_emplace(request_id, Remembered{asked.digest, "", 0});
+  if (at->second.digest != asked.digest) {
     return MakeError(absl::StatusCode::kAlreadyExists, reason::kRequestIdReused,
                      fmt::format("loading {}: request id {} was used for another request; use a "
                                  "new id for each request",
-                                 request.source, request_id));
+                                 asked.request.source, request_id));
   }
   known_name = at->second.name;
   if (!claimed) return absl::OkStatus();
@@ -167,35 +164,36 @@ absl::Status Node::ClaimRequestId(const std::string& request_id, const LoadReque
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<Catalog::Match>> Node::FindResident(const LoadRequest& request) {
+absl::StatusOr<std::optional<Catalog::Match>> Node::FindResident(const IdentifiedRequest& asked) {
   // Requests that wait for unused memory come before requests that would use it again.
-  catalog_.MakeRoomForWaiting();
-  const auto match = catalog_.FindMatch(request);
+  catalog_.eviction().MakeRoomForWaiting();
+  const auto match = catalog_.FindMatch(asked);
   if (!match.has_value()) return match;
   if (!match->active) {
     if (coordinator_ != nullptr && coordinator_->IsOutOfDate(match->name)) {
       return std::optional<Catalog::Match>();
     }
-    catalog_.ExtendGrace(match->name, Clock::now());
+    catalog_.watchers().ExtendGrace(match->name, Clock::now());
     return match;
   }
   const absl::Status status =
-      lookups_.CheckFiles(request.source, match->files, Clock::now() + kLookupDeadline);
+      lookups_.CheckFiles(asked.request.source, match->files, Clock::now() + timing::kFileCheck);
   if (status.ok()) return match;
   if (!IsDefinitive(status)) return status;
   Log(LogLevel::kInfo, "{} is not reused: {}", match->name, MessageOf(status));
   return std::optional<Catalog::Match>();
 }
 
-absl::StatusOr<std::string> Node::Propose(LoadRequest request) {
-  if (request.statement.empty()) request.statement = RandomHex(8);
-  if (coordinator_ != nullptr) return coordinator_->Propose(0, request);
+absl::StatusOr<std::string> Node::Propose(IdentifiedRequest asked) {
+  LoadRequest& request = asked.request;
+  if (request.proposal_id.empty()) request.proposal_id = RandomHex(8);
+  if (coordinator_ != nullptr) return coordinator_->Propose(0, asked);
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                         std::min<std::chrono::nanoseconds>(request.timeout, kProposeDeadline));
+                         std::min<std::chrono::nanoseconds>(request.timeout, timing::kProposal));
   const uint64_t since = catalog_.Tick();
   CKPTD_ASSIGN_OR_RETURN(std::string name, follower_->Propose(request, deadline));
-  catalog_.Begin(name, request, since);
+  catalog_.Begin(name, asked, since);
   return name;
 }
 
@@ -205,7 +203,7 @@ absl::StatusOr<Node::Found> Node::FillMissing(const Catalog::Match& match,
   if (coordinator_ != nullptr) {
     missing = coordinator_->FindMissing(match.name);
   } else {
-    auto asked = follower_->FindMissing(match.name, Clock::now() + kFindMissingDeadline);
+    auto asked = follower_->FindMissing(match.name, Clock::now() + timing::kFindMissing);
     // Without a leader the answer is not known. Propose waits for one.
     if (asked.status().code() == absl::StatusCode::kUnavailable) asked = std::set<uint32_t>{0};
     CKPTD_RETURN_IF_ERROR(asked.status());
@@ -217,27 +215,28 @@ absl::StatusOr<Node::Found> Node::FillMissing(const Catalog::Match& match,
   }
   Log(LogLevel::kInfo, "{}: rank {} has no shard of it and is filled again", match.name,
       fmt::join(missing, ", "));
-  LoadRequest again = match.request;
-  again.timeout = request.timeout;
-  again.wait_memory = request.wait_memory;
-  again.statement.clear();
+  IdentifiedRequest again = match.asked;
+  again.request.timeout = request.timeout;
+  again.request.wait_memory = request.wait_memory;
+  again.request.proposal_id.clear();
   const uint64_t since = catalog_.Tick();
   CKPTD_ASSIGN_OR_RETURN(const std::string name, Propose(again));
   catalog_.BeginFilling(name, since);
   return Found{name, false};
 }
 
-absl::StatusOr<Node::Found> Node::FindOrLoad(const LoadRequest& request) {
-  CKPTD_ASSIGN_OR_RETURN(const std::optional<Catalog::Match> match, FindResident(request));
+absl::StatusOr<Node::Found> Node::FindOrLoad(const IdentifiedRequest& asked) {
+  const LoadRequest& request = asked.request;
+  CKPTD_ASSIGN_OR_RETURN(const std::optional<Catalog::Match> match, FindResident(asked));
   if (!match.has_value()) {
     Found found{"", false, catalog_.NearMiss(request)};
-    CKPTD_ASSIGN_OR_RETURN(found.name, Propose(request));
+    CKPTD_ASSIGN_OR_RETURN(found.name, Propose(asked));
     return found;
   }
   if (match->gathering) {
     // An earlier request may have had a shorter deadline; the leader waits for the latest one.
-    LoadRequest again = request;
-    again.statement = match->statement;
+    IdentifiedRequest again = asked;
+    again.request.proposal_id = match->asked.request.proposal_id;
     CKPTD_ASSIGN_OR_RETURN(std::string name, Propose(again));
     const bool same = name == match->name;
     return Found{std::move(name), same};
@@ -255,19 +254,20 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
   CKPTD_RETURN_IF_ERROR(CheckNotDraining());
   CKPTD_RETURN_IF_ERROR(
       CheckRequest(request, options_.identity.rank, options_.identity.world_size));
-  CKPTD_RETURN_IF_ERROR(catalog_.CheckKind(request));
+  CKPTD_RETURN_IF_ERROR(catalog_.eviction().CheckKind(request));
+  const IdentifiedRequest asked(std::move(request));
   LoadReply reply;
   Found found;
-  CKPTD_RETURN_IF_ERROR(ClaimRequestId(request_id, request, found.name));
+  CKPTD_RETURN_IF_ERROR(ClaimRequestId(request_id, asked, found.name));
   if (!found.name.empty()) {
-    if (hold) catalog_.KeepFor(found.name, request_id);
+    if (hold) catalog_.leases().KeepFor(found.name, request_id);
     const auto info = catalog_.Get(found.name);
     if (info.ok()) return LoadReply{*info, true, {}};
   }
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    CKPTD_ASSIGN_OR_RETURN(found, FindOrLoad(request));
+    CKPTD_ASSIGN_OR_RETURN(found, FindOrLoad(asked));
     // The checkpoint that was found may have been evicted meanwhile.
-    if (!hold || catalog_.KeepFor(found.name, request_id)) break;
+    if (!hold || catalog_.leases().KeepFor(found.name, request_id)) break;
   }
   if (!request_id.empty()) {
     MutexLock lock(requests_mutex_);
@@ -301,7 +301,7 @@ absl::StatusOr<DeviceMap> Node::Plan(const DeviceMapRequest& request, const Call
 }
 
 absl::StatusOr<Node::Verification> Node::Compare(const std::string& name,
-                                                 const Catalog::Held& held) {
+                                                 const ShardLeases::Held& held) {
   const std::shared_ptr<const SlabView> view = held.memory->Read();
   if (view == nullptr) return TakenMeanwhile(name);
   Verification result;
@@ -328,7 +328,7 @@ absl::StatusOr<Node::Verification> Node::Compare(const std::string& name,
 }
 
 absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, const CallContext& asker) {
-  CKPTD_ASSIGN_OR_RETURN(const Catalog::Held held, catalog_.Look(name));
+  CKPTD_ASSIGN_OR_RETURN(const ShardLeases::Held held, catalog_.leases().Look(name));
   if (held.shard->digests.empty() && !held.shard->plan.tensors.empty()) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoDigests,
                      fmt::format("verifying {}: it was loaded without digests; load it with them",
@@ -339,12 +339,12 @@ absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, const C
 }
 
 absl::StatusOr<bool> Node::CancelLoad(const std::string& name) {
-  const Deadline deadline = Clock::now() + kCancelDeadline;
+  const Deadline deadline = Clock::now() + timing::kCancel;
   Log(LogLevel::kInfo, "{}: its load is being cancelled on every rank", name);
   CKPTD_RETURN_IF_ERROR(coordinator_ != nullptr
                             ? coordinator_->CancelFor(options_.identity.rank, name)
                             : follower_->CancelLoad(name, deadline));
-  catalog_.WatchEnd(name, deadline);
+  catalog_.watchers().WatchEnd(name, deadline);
   CKPTD_ASSIGN_OR_RETURN(const CheckpointInfo info, catalog_.Get(name));
   if (info.state != CheckpointState::kLoading) return info.state == CheckpointState::kFailed;
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,

@@ -156,8 +156,8 @@ class Node {
 
  private:
   // Compares the digests with those of the memory now. TAKEN if a client took it meanwhile.
-  static absl::StatusOr<Verification> Compare(const std::string& name, const Catalog::Held& held);
-  absl::StatusOr<std::string> Propose(LoadRequest request);
+  static absl::StatusOr<Verification> Compare(const std::string& name, const ShardLeases::Held& held);
+  absl::StatusOr<std::string> Propose(IdentifiedRequest asked);
   // The checkpoint that answers `request`, and whether it was already there (on all ranks, if it
   // is for all).
   struct Found {
@@ -165,13 +165,15 @@ class Node {
     bool resident = false;
     std::vector<std::string> differs = {};
   };
-  absl::StatusOr<Found> FindOrLoad(const LoadRequest& request);
+  absl::StatusOr<Found> FindOrLoad(const IdentifiedRequest& asked);
   // In rule form: fills the ranks that do not hold their shard of the match.
   absl::StatusOr<Found> FillMissing(const Catalog::Match& match, const LoadRequest& request);
   // The resident checkpoint that answers the request, if its files are unchanged.
-  absl::StatusOr<std::optional<Catalog::Match>> FindResident(const LoadRequest& request);
-  absl::Status ClaimRequestId(const std::string& request_id, const LoadRequest& request,
+  absl::StatusOr<std::optional<Catalog::Match>> FindResident(const IdentifiedRequest& asked);
+  absl::Status ClaimRequestId(const std::string& request_id, const IdentifiedRequest& asked,
                               std::string& known_name);
+  // The group hears of this rank's participants with the next tick or heartbeat, which comes now.
+  void TellGroupNow();
   absl::Status CheckGroupEpoch(uint64_t epoch);
   // Returns whether this has ended the load. The load may have become ACTIVE before.
   absl::StatusOr<bool> CancelLoad(const std::string& name);

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdlib>
 #include <string_view>
+#include <utility>
 
 #include "common/base/digest.h"
 
@@ -139,13 +140,36 @@ uint64_t LayoutDigest(const RankLayout& layout) {
   return out.Digest();
 }
 
-uint64_t RequestDigest(const LoadRequest& request) {
-  const auto* layout = std::get_if<std::shared_ptr<const RankLayout>>(&request.layout);
-  if (layout == nullptr) return LoadKey(request);
+namespace {
+
+// `layout`: LayoutDigest in rank form; unset in rule form.
+uint64_t RequestDigest(uint64_t load_key, std::optional<uint64_t> layout) {
+  if (!layout.has_value()) return load_key;
   Writer out;
-  out.Number(LoadKey(request));
-  out.Number(LayoutDigest(**layout));
+  out.Number(load_key);
+  out.Number(*layout);
   return out.Digest();
+}
+
+std::optional<uint64_t> RankLayoutDigest(const LoadRequest& request) {
+  const auto* layout = std::get_if<std::shared_ptr<const RankLayout>>(&request.layout);
+  if (layout == nullptr) return std::nullopt;
+  return LayoutDigest(**layout);
+}
+
+}  // namespace
+
+uint64_t RequestDigest(const LoadRequest& request) {
+  return RequestDigest(LoadKey(request), RankLayoutDigest(request));
+}
+
+IdentifiedRequest::IdentifiedRequest(LoadRequest asked) : request(std::move(asked)) {
+  const std::optional<uint64_t> layout = RankLayoutDigest(request);
+  load_key = LoadKey(request);
+  digest = RequestDigest(load_key, layout);
+  const bool asked_for_digests = std::exchange(request.digests, true);
+  digest_with_digests = RequestDigest(LoadKey(request), layout);
+  request.digests = asked_for_digests;
 }
 
 std::string DescribeLayout(const LoadRequest& request) {

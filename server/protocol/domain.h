@@ -41,7 +41,7 @@ struct Progress {
   double bytes_per_second = 0;
   int32_t slowest_rank = -1;
   std::vector<int32_t> waiting_ranks;
-  std::string elsewhere;  // what one of them loads instead, for people
+  std::string conflict;   // what one of them loads instead, for people
   std::string no_memory;  // kWaitingForMemory: who holds what, for people
   uint64_t storage_bytes = 0;
   uint64_t mapped_bytes = 0;  // of these, read through a mapping of the page cache
@@ -70,7 +70,7 @@ struct LoadRequest {
   // asked for.
   std::string job = {};
   // Tells this proposal from others, also from an equal one; no part of what is asked for.
-  std::string statement = {};
+  std::string proposal_id = {};
 };
 
 bool IsRankForm(const LoadRequest& request);
@@ -81,6 +81,19 @@ uint64_t LoadKey(const LoadRequest& request);
 // Digest of what one rank asks for: LoadKey and, in rank form, its layout.
 uint64_t RequestDigest(const LoadRequest& request);
 uint64_t LayoutDigest(const RankLayout& layout);
+
+// A request with its identity, which is computed once where the request comes in: the digest of a
+// layout with many tensors takes milliseconds. Fields that are part of the identity stay as they
+// are; the others (timeout, wait_memory, job, proposal_id) may change.
+struct IdentifiedRequest {
+  IdentifiedRequest() : IdentifiedRequest(LoadRequest()) {}
+  IdentifiedRequest(LoadRequest asked);  // NOLINT: what takes this may be given a plain request
+
+  LoadRequest request;
+  uint64_t load_key = 0;            // LoadKey
+  uint64_t digest = 0;              // RequestDigest
+  uint64_t digest_with_digests = 0;  // RequestDigest of the same request with digests on
+};
 // "fsdp:4" or "stated by each rank".
 std::string DescribeLayout(const LoadRequest& request);
 // Names of the identity's fields in which `other` differs from `request`.

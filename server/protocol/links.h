@@ -97,7 +97,7 @@ struct HeartbeatCall {
   // Epoch of HeartbeatReply::members as this member was last told them; 0: not at all.
   uint64_t members_epoch = 0;
   std::optional<ReadingNow> reading;
-  // LoadRequest::statement of what nobody waits for any more.
+  // LoadRequest::proposal_id of what nobody waits for any more.
   std::vector<std::string> abandoned = {};
   std::set<std::string> held = {};         // checkpoints that are ACTIVE there
   std::vector<std::string> has_room = {};  // loads that would get the memory now that they lacked

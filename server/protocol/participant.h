@@ -13,8 +13,6 @@ namespace ckptd {
 
 // Of one rank, at once.
 constexpr size_t kMostParticipants = 32;
-// Others who come within that time hear of a failure.
-constexpr std::chrono::seconds kFailureHeardFor{12};
 
 struct Participant {
   enum class State : uint8_t { kLoading, kPlaced, kFailed };

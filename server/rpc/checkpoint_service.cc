@@ -9,6 +9,7 @@
 #include "common/base/status.h"
 #include "common/checkpoint/path_text.h"
 #include "server/load/check_request.h"
+#include "server/protocol/timing.h"
 #include "server/rpc/call.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
@@ -19,24 +20,13 @@
 namespace ckptd {
 namespace {
 
-constexpr std::chrono::minutes kLongCall{10};
-constexpr std::chrono::milliseconds kWatchPoll{500};
-constexpr std::chrono::milliseconds kWatchPeriod{100};
-// Messages come at least this often, so that a watcher can tell a waiting load from a stalled
-// daemon.
-constexpr std::chrono::seconds kWatchSilence{2};
-// A client that asks at once waits this long, because ranks learn one after the other that a load
-// has ended.
-constexpr std::chrono::seconds kEndTravels{1};
-// Time for the leader to learn of a failure before its client goes on.
-constexpr std::chrono::seconds kFailureTravels{2};
 constexpr int kMaxAwaitingEnd = 16;  // each occupies a server thread
 // Each watch occupies a server thread.
 constexpr int kMaxWatchers = 64;
 
 // The caller, and whether it has gone: then nobody needs the answer.
 CallContext AskerOf(const grpc::ServerContext& context) {
-  return {DeadlineOf(context, kLongCall), [&context] { return context.IsCancelled(); }};
+  return {DeadlineOf(context, timing::kLongestClientCall), [&context] { return context.IsCancelled(); }};
 }
 
 v1::PlanLoadResponse PlanReply(const GroupPlan& plan) {
@@ -174,10 +164,10 @@ absl::Status CheckpointServiceImpl::Watch(
   Clock::time_point sent_at;
   while (!context->IsCancelled()) {
     CKPTD_ASSIGN_OR_RETURN(const CheckpointInfo info,
-                           node_.catalog().Watch(name, seen, Clock::now() + kWatchPoll));
+                           node_.catalog().watchers().Watch(name, seen, Clock::now() + timing::kWatchPoll));
     const bool ended = info.state != CheckpointState::kLoading;
     const Clock::time_point now = Clock::now();
-    if (seen != sent || now - sent_at >= kWatchSilence) {
+    if (seen != sent || now - sent_at >= timing::kWatchSilence) {
       v1::WatchCheckpointResponse response;
       *response.mutable_checkpoint() = ToProto(info);
       if (!writer->Write(response)) return absl::OkStatus();
@@ -187,7 +177,7 @@ absl::Status CheckpointServiceImpl::Watch(
     if (ended) return absl::OkStatus();
     CKPTD_RETURN_IF_ERROR(node_.CheckNotDraining());
     // At most ten messages a second. The end is sent at once.
-    node_.catalog().WatchEnd(name, Clock::now() + kWatchPeriod);
+    node_.catalog().watchers().WatchEnd(name, Clock::now() + timing::kWatchPeriod);
   }
   return absl::OkStatus();
 }
@@ -206,13 +196,13 @@ grpc::Status CheckpointServiceImpl::WatchCheckpoint(
                                         request->name(), kMaxWatchers)));
   }
   Catalog& catalog = node_.catalog();
-  if (!load.empty()) catalog.KeepFor(request->name(), load);
-  const uint64_t generation = catalog.AddWatcher(request->name());
+  if (!load.empty()) catalog.leases().KeepFor(request->name(), load);
+  const uint64_t generation = catalog.watchers().Add(request->name());
   const absl::Status status = Watch(context, request->name(), writer);
-  catalog.WatcherLeft(request->name(), generation, Clock::now());
+  catalog.watchers().Left(request->name(), generation, Clock::now());
   const auto info = catalog.Get(request->name());
   const bool loading = info.ok() && info->state == CheckpointState::kLoading;
-  if (loading && context->IsCancelled()) catalog.KeepNoMore(request->name(), load);
+  if (loading && context->IsCancelled()) catalog.leases().KeepNoMore(request->name(), load);
   --watchers_;
   return ToGrpc(status);
 }
@@ -220,7 +210,7 @@ grpc::Status CheckpointServiceImpl::WatchCheckpoint(
 grpc::Status CheckpointServiceImpl::GetCheckpoint(grpc::ServerContext*,
                                                   const v1::GetCheckpointRequest* request,
                                                   v1::GetCheckpointResponse* response) {
-  node_.catalog().WasPolled(request->name());
+  node_.catalog().watchers().WasPolled(request->name());
   const auto info = node_.catalog().Get(request->name());
   if (!info.ok()) return ToGrpc(info.status());
   *response->mutable_checkpoint() = ToProto(*info);
@@ -285,9 +275,9 @@ void CheckpointServiceImpl::FillHandle(const ShardMemory& memory, AttachMode mod
 }
 
 void CheckpointServiceImpl::AwaitEnd(const std::string& name) {
-  if (node_.catalog().Look(name).ok()) return;
+  if (node_.catalog().leases().Look(name).ok()) return;
   if (++awaiting_end_ <= kMaxAwaitingEnd) {
-    node_.catalog().WatchEnd(name, Clock::now() + kEndTravels);
+    node_.catalog().watchers().WatchEnd(name, Clock::now() + timing::kEndTravels);
   }
   --awaiting_end_;
 }
@@ -306,7 +296,7 @@ absl::Status CheckpointServiceImpl::Acquire(const grpc::ServerContext& context,
   const Shard& shard = *ticket.held.shard;
   response->set_lease(ticket.lease);
   response->set_token(ticket.token);
-  *response->mutable_token_lifetime() = ToProto(LeaseTable::kTokenLifetime);
+  *response->mutable_token_lifetime() = ToProto(timing::kTokenLifetime);
   response->set_mode(ToProto(mode));
   response->set_slab_bytes(shard.plan.slab_bytes);
   response->set_tensor_count(shard.plan.tensors.size());
@@ -326,7 +316,7 @@ grpc::Status CheckpointServiceImpl::AcquireShard(grpc::ServerContext* context,
 grpc::Status CheckpointServiceImpl::ListShardTensors(grpc::ServerContext*,
                                                      const v1::ListShardTensorsRequest* request,
                                                      v1::ListShardTensorsResponse* response) {
-  const auto shard = node_.catalog().Table(request->name());
+  const auto shard = node_.catalog().leases().Table(request->name());
   if (!shard.ok()) return ToGrpc(shard.status());
   const auto begin = PositionFrom(request->page_token(), TableRows(**shard));
   if (!begin.ok()) return ToGrpc(begin.status());
@@ -376,7 +366,7 @@ grpc::Status CheckpointServiceImpl::LeaveLoad(grpc::ServerContext*,
   const absl::Status outcome = request->has_failure()
                                    ? FailureFrom(request->failure(), request->facts())
                                    : absl::OkStatus();
-  node_.participants().Leave(request->participant(), outcome, Clock::now() + kFailureTravels);
+  node_.participants().Leave(request->participant(), outcome, Clock::now() + timing::kFailureTravels);
   return grpc::Status::OK;
 }
 

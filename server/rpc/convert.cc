@@ -9,21 +9,20 @@
 #include "common/base/status.h"
 #include "common/checkpoint/path_text.h"
 #include "common/wire/layout.h"
+#include "server/protocol/timing.h"
 #include "server/rpc/sendable_text.h"
 
 namespace ckptd {
 namespace {
 
-constexpr std::chrono::hours kMaxTimeout{24};
 constexpr size_t kMaxJobBytes = 64;
-constexpr std::chrono::minutes kDefaultTimeout{10};
 // A page of a tensor table stays well under gRPC's default 4 MiB.
 constexpr size_t kPageBytes = size_t{1} << 20;
 
 std::chrono::nanoseconds TimeoutFrom(const google::protobuf::Duration& duration, bool present) {
-  if (!present) return kDefaultTimeout;
+  if (!present) return timing::kDefaultTimeout;
   return std::clamp<std::chrono::nanoseconds>(FromProto(duration), std::chrono::milliseconds(1),
-                                              kMaxTimeout);
+                                              timing::kMaxTimeout);
 }
 
 }  // namespace
@@ -62,7 +61,7 @@ v1::Progress ToProto(const Progress& progress) {
   out.set_bytes_per_second(progress.bytes_per_second);
   out.set_slowest_rank(progress.slowest_rank);
   for (const int32_t rank : progress.waiting_ranks) out.add_waiting_ranks(rank);
-  out.set_elsewhere(SendableText(progress.elsewhere));
+  out.set_conflict(SendableText(progress.conflict));
   out.set_no_memory(SendableText(progress.no_memory));
   out.set_storage_bytes(progress.storage_bytes);
   out.set_mapped_bytes(progress.mapped_bytes);
@@ -89,7 +88,7 @@ Progress FromProto(const v1::Progress& progress) {
   out.bytes_per_second = progress.bytes_per_second();
   out.slowest_rank = progress.slowest_rank();
   out.waiting_ranks.assign(progress.waiting_ranks().begin(), progress.waiting_ranks().end());
-  out.elsewhere = progress.elsewhere();
+  out.conflict = progress.conflict();
   out.no_memory = progress.no_memory();
   out.storage_bytes = progress.storage_bytes();
   out.mapped_bytes = progress.mapped_bytes();
@@ -199,7 +198,7 @@ absl::StatusOr<LoadRequest> Requested(const Message& request) {
   out.timeout = TimeoutFrom(request.timeout(), request.has_timeout());
   if (request.has_wait_memory()) {
     out.wait_memory = std::clamp<std::chrono::nanoseconds>(FromProto(request.wait_memory()),
-                                                           std::chrono::nanoseconds(0), kMaxTimeout);
+                                                           std::chrono::nanoseconds(0), timing::kMaxTimeout);
   }
   return out;
 }
@@ -225,14 +224,14 @@ v1::ProposeRequest ToProto(uint32_t rank, const LoadRequest& request) {
   *out.mutable_timeout() = ToProto(request.timeout);
   *out.mutable_wait_memory() = ToProto(request.wait_memory);
   out.set_skip_digests(!request.digests);
-  out.set_statement(request.statement);
+  out.set_proposal_id(request.proposal_id);
   out.set_job_key(request.job);
   return out;
 }
 
 absl::StatusOr<LoadRequest> FromProto(const v1::ProposeRequest& request) {
   CKPTD_ASSIGN_OR_RETURN(LoadRequest out, Requested(request));
-  out.statement = request.statement();
+  out.proposal_id = request.proposal_id();
   return out;
 }
 

@@ -41,7 +41,7 @@ v1::HeartbeatRequest ToProto(const HeartbeatCall& call) {
     *out.mutable_reading()->mutable_done() = ToProto(call.reading->done);
     out.mutable_reading()->set_ended(call.reading->ended);
   }
-  for (const std::string& statement : call.abandoned) out.add_abandoned(statement);
+  for (const std::string& proposal : call.abandoned) out.add_abandoned(proposal);
   for (const Participant& one : call.participants) *out.add_participants() = ToProto(one);
   for (const std::string& name : call.held) out.add_held(name);
   for (const std::string& name : call.has_room) out.add_has_room(name);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/checkpoint/path_text.h"
+#include "server/protocol/timing.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/sendable_text.h"
 
@@ -16,7 +17,6 @@ constexpr size_t kMostFacts = 16;
 constexpr size_t kMostName = 64;
 // Bytes that are not UTF-8 take three characters each. The scheme comes in front.
 constexpr size_t kMostPathText = 3 * PATH_MAX + 16;
-constexpr std::chrono::hours kLongestBarrier{24};
 constexpr std::chrono::hours kOldest{24 * 365 * 10};
 
 std::string Bounded(const std::string& text, size_t most = kMostText) {
@@ -68,7 +68,7 @@ Participant FromProto(const v1::JoinLoadRequest& request) {
   using Nanoseconds = std::chrono::nanoseconds;
   if (request.has_timeout()) {
     participant.time_left =
-        std::clamp<Nanoseconds>(FromProto(request.timeout()), Nanoseconds(0), kLongestBarrier);
+        std::clamp<Nanoseconds>(FromProto(request.timeout()), Nanoseconds(0), timing::kLongestBarrier);
   }
   return participant;
 }

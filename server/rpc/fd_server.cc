@@ -15,12 +15,11 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/protocol/timing.h"
 
 namespace ckptd {
 namespace {
 
-// Answers fit any socket buffer. A client that does not read loses its lease.
-constexpr std::chrono::milliseconds kSendPatience{500};
 constexpr int kTickMs = 500;
 // How long to ignore the backlog if this process is out of descriptors. Without a pause poll
 // would report the backlog again at once.
@@ -63,7 +62,7 @@ void SendError(int socket, const absl::Status& status) {
   std::memcpy(message.data() + sizeof(header), &length, sizeof(length));
   message += sentence;
   // A client that does not read its error does not matter.
-  (void)SendWithFds(socket, std::as_bytes(std::span(message)), {}, Clock::now() + kSendPatience);
+  (void)SendWithFds(socket, std::as_bytes(std::span(message)), {}, Clock::now() + timing::kFdSend);
 }
 
 }  // namespace
@@ -142,7 +141,7 @@ void FdServer::Accept() {
       Log(LogLevel::kWarn, "fd socket: a client of another user was refused");
       continue;
     }
-    connections_.push_back({std::move(socket), {}, {}, Clock::now() + kTokenPatience});
+    connections_.push_back({std::move(socket), {}, {}, Clock::now() + timing::kTokenPatience});
   }
 }
 
@@ -175,7 +174,7 @@ bool FdServer::Answer(Connection& connection) {
   }
   connection.lease = redeemed->lease;
   const absl::Status sent = SendDescriptors(connection.socket.get(), redeemed->handle.fds,
-                                            Clock::now() + kSendPatience);
+                                            Clock::now() + timing::kFdSend);
   // Done even if not everything was sent, because a client may write to the part that it got.
   leases_.HandedOver(connection.lease);
   if (!sent.ok()) Log(LogLevel::kWarn, "{}: {}", connection.lease, MessageOf(sent));

@@ -22,7 +22,6 @@ class FdServer {
   // Limit of connections that have not sent a token yet. Beyond it, or beyond a quarter of the
   // descriptor limit, the oldest one is closed.
   static constexpr size_t kMaxUnproven = 256;
-  static constexpr std::chrono::seconds kTokenPatience{5};
 
   // `leases` must outlive the server. Errors: those of UnixListener::Open.
   static absl::StatusOr<std::unique_ptr<FdServer>> Start(const std::string& path,

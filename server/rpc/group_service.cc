@@ -10,6 +10,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/protocol/timing.h"
 #include "server/rpc/call.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
@@ -17,9 +18,6 @@
 namespace ckptd {
 namespace {
 
-constexpr std::chrono::minutes kLongestCall{10};
-// How long after a broken transfer stream the leader's reason may arrive.
-constexpr std::chrono::seconds kAbortPatience{3};
 constexpr size_t kRefusalsKept = 4096;  // more than a group has ranks, as a rule
 
 // This member's work while bytes are being placed.
@@ -118,9 +116,10 @@ grpc::Status GroupServiceImpl::Propose(grpc::ServerContext*, const v1::ProposeRe
   if (const absl::Status status = (*Ready())->CheckNotDraining(); !status.ok()) {
     return ToGrpc(status);
   }
-  const auto load = FromProto(*request);
+  auto load = FromProto(*request);
   if (!load.ok()) return ToGrpc(load.status());
-  const auto name = (*leader)->Propose(static_cast<uint32_t>(request->rank()), *load);
+  const auto rank = static_cast<uint32_t>(request->rank());
+  const auto name = (*leader)->ProposeForMember(rank, *std::move(load));
   if (!name.ok()) return ToGrpc(name.status());
   response->set_name(*name);
   return grpc::Status::OK;
@@ -161,7 +160,7 @@ grpc::Status GroupServiceImpl::Prepare(grpc::ServerContext* context,
   if (!node.ok()) return ToGrpc(node.status());
   const auto call = FromProto(*request);
   if (!call.ok()) return ToGrpc(call.status());
-  const auto reply = (*node)->Prepare(*call, DeadlineOf(*context, kLongestCall));
+  const auto reply = (*node)->Prepare(*call, DeadlineOf(*context, timing::kLongestPeerCall));
   if (!reply.ok()) return ToGrpc(reply.status());
   *response = ToProto(*reply);
   return grpc::Status::OK;
@@ -199,7 +198,7 @@ grpc::Status GroupServiceImpl::Execute(grpc::ServerContext* context,
   if (!finished) {
     // The leader closes its streams, then sends Abort with the reason, which may be another rank.
     // If no Abort comes, the leader itself was lost.
-    (*node)->catalog().WatchEnd(call.name, Clock::now() + kAbortPatience);
+    (*node)->catalog().watchers().WatchEnd(call.name, Clock::now() + timing::kAbortArrives);
     (*node)->LeaderLost(call.name, call.deadline);
   }
   if (work.valid()) report = work.get();
@@ -210,7 +209,7 @@ grpc::Status GroupServiceImpl::Commit(grpc::ServerContext* context,
                                       const v1::CommitRequest* request, v1::CommitResponse*) {
   const auto node = Ready();
   if (!node.ok()) return ToGrpc(node.status());
-  return ToGrpc((*node)->Commit(FromProto(*request), DeadlineOf(*context, kLongestCall)));
+  return ToGrpc((*node)->Commit(FromProto(*request), DeadlineOf(*context, timing::kLongestPeerCall)));
 }
 
 grpc::Status GroupServiceImpl::Abort(grpc::ServerContext*, const v1::AbortRequest* request,
@@ -226,7 +225,7 @@ grpc::Status GroupServiceImpl::Holds(grpc::ServerContext*, const v1::HoldsReques
                                      v1::HoldsResponse* response) {
   const auto node = Ready();
   if (!node.ok()) return ToGrpc(node.status());
-  response->set_resident((*node)->catalog().Look(request->name()).ok());
+  response->set_resident((*node)->catalog().leases().Look(request->name()).ok());
   return grpc::Status::OK;
 }
 

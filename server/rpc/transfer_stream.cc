@@ -9,6 +9,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/protocol/timing.h"
 #include "server/rpc/peer_channel.h"
 #include "server/rpc/transfer_wire.h"
 
@@ -18,8 +19,6 @@ namespace {
 // Unacknowledged frames per stream: enough that the receiver never waits for us, few enough that
 // a slow link shows progress within a step.
 constexpr uint64_t kWindow = 4;
-// How long to wait for the status of a stream that has ended.
-constexpr std::chrono::seconds kReasonDeadline{1};
 
 }  // namespace
 
@@ -118,7 +117,7 @@ void TransferStream::Handle(Event event, bool ok) {
 
 absl::Status TransferStream::Fail() {
   call_stream_->Finish(&ended_with_, TagOf(kEnded));
-  const auto until = std::chrono::system_clock::now() + kReasonDeadline;
+  const auto until = std::chrono::system_clock::now() + timing::kStreamReason;
   while (!ended_) {
     void* tag = nullptr;
     bool ok = false;

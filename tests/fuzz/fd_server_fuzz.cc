@@ -17,6 +17,7 @@
 
 #include "common/base/fd_passing.h"
 #include "server/catalog/lease_table.h"
+#include "server/protocol/timing.h"
 #include "server/rpc/fd_server.h"
 #include "tests/fuzz/properties.h"
 #include "tests/testing/core_values.h"
@@ -138,9 +139,9 @@ void FuzzSocket(std::span<const uint8_t> input) {
     ::shutdown(socket->get(), SHUT_WR);
     const Answer answer = (input[1] & 8) == 0 ? ReadAll(socket->get()) : Answer();
     // On a machine that stood still meanwhile, tokens and patience are over.
-    if (Clock::now() - begin < FdServer::kTokenPatience / 2) CheckAnswer(answer, proven);
+    if (Clock::now() - begin < timing::kTokenPatience / 2) CheckAnswer(answer, proven);
   }
-  Require(serving.leases().WaitUntilEmpty(Soon() + LeaseTable::kTokenLifetime) == 0,
+  Require(serving.leases().WaitUntilEmpty(Soon() + timing::kTokenLifetime) == 0,
           "a lease ends with its connection");
   static size_t runs = 0;
   if (++runs % 256 != 0) return;

@@ -88,7 +88,7 @@ inline CommitCall CommitOf(const std::string& name) {
 inline absl::Status MakeActive(Catalog& catalog, const std::string& name,
                                const LoadRequest& request, uint64_t bytes = kSmallSegment) {
   catalog.Begin(name, request);
-  CKPTD_RETURN_IF_ERROR(catalog.Allocate(CallOf(name, request), ShardOf(bytes)).status());
+  CKPTD_RETURN_IF_ERROR(catalog.eviction().Allocate(CallOf(name, request), ShardOf(bytes)).status());
   return catalog.Publish(CommitOf(name));
 }
 

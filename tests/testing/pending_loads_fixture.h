@@ -10,6 +10,7 @@
 
 #include "server/load/pending_loads.h"
 #include "tests/testing/core_values.h"
+#include "tests/testing/status_matchers.h"
 
 namespace ckptd {
 
@@ -20,6 +21,20 @@ class PendingLoadsTest : public ::testing::Test {
   }
   std::string State(uint32_t rank, const std::string& tensor = "w") {
     return Propose(rank, RankRequest(rank, 3, tensor));
+  }
+  // Its runner goes on to that state.
+  static void EnterAllocating(const ReadyLoad& load) {
+    for (LoadState to : {LoadState::kOpening, LoadState::kPlanning, LoadState::kAllocating}) {
+      EXPECT_OK(load.state->Advance(to));
+    }
+  }
+  static void EnterPublishing(const ReadyLoad& load) {
+    EnterAllocating(load);
+    EXPECT_OK(load.state->Advance(LoadState::kPublishing));
+  }
+  void RunsInAnEpochThatHasPassed(const std::string& name) {
+    pending_.NoteStarted(name, 1);
+    pending_.NoteEpoch(2);
   }
   // All three state "w" and the load ends with these holders.
   std::string Load(const std::set<uint32_t>& holders) {

@@ -46,7 +46,7 @@ class SmallSource {
 // Bytes of a tensor of an ACTIVE checkpoint; padding is not part of them.
 inline std::vector<std::byte> BytesOf(const Catalog& catalog, const std::string& checkpoint,
                                       size_t tensor) {
-  const Catalog::Held held = catalog.Look(checkpoint).value();
+  const ShardLeases::Held held = catalog.leases().Look(checkpoint).value();
   const PlannedTensor& planned = held.shard->plan.tensors.at(tensor);
   std::vector<std::byte> all;
   for (const std::span<std::byte> segment : held.memory->View().segments) {

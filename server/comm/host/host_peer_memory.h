@@ -38,7 +38,7 @@ class HostPeerMemory final : public PeerMemory {
 
   // Segments that are already mapped for the same incarnation of that daemon cost nothing.
   // Further errors besides PeerMemory's: FailedPrecondition RANK_FAILED if a segment was sealed
-  // before we could map it (that daemon must replace its memory: MemoryBackend::OnWriterRestart),
+  // before we could map it (that daemon must replace its memory: SlabAllocator::OnWriterRestart),
   // InvalidArgument for an impossible description. All name the rank. A failed call keeps no
   // mapping of its own.
   absl::StatusOr<SlabView> Map(const PeerSlab& slab,

@@ -45,7 +45,7 @@ class CudaMemory final : public MemoryBackend {
     if (!source_->info().no_descriptors.empty()) return {HandleKind::kCudaIpc};
     return {HandleKind::kVmmFd, HandleKind::kCudaIpc};
   }
-  using MemoryBackend::Allocate;
+  using SlabAllocator::Allocate;
   absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended,
                                                  HandleKind kind) override;
   void ReleaseStaging(Slab& slab) override;

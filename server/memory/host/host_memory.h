@@ -34,7 +34,7 @@ class HostMemory final : public MemoryBackend, public ReadyMemory {
 
   // Usage() counts whole segments, as the system does.
   std::vector<HandleKind> kinds() const override { return {HandleKind::kMemfd}; }
-  using MemoryBackend::Allocate;
+  using SlabAllocator::Allocate;
   absl::StatusOr<std::unique_ptr<Slab>> Allocate(uint64_t bytes, AttachMode intended,
                                                  HandleKind kind) override;
   absl::Status Seal(Slab& slab) override;

@@ -26,7 +26,7 @@ class Progress:
     bytes_per_second: float
     slowest_rank: int  # -1 when unknown
     waiting_ranks: Tuple[int, ...]
-    elsewhere: str  # what one of them loads instead, for people; else empty
+    conflict: str  # what one of them loads instead, for people; else empty
     no_memory: str  # stage WAITING_FOR_MEMORY: holders of memory, for people
     storage_bytes: int
     mapped_bytes: int  # of these, read through a mapping of the page cache
@@ -46,7 +46,7 @@ class Progress:
                 return f"memory of {ranks}: {self.no_memory}"
             # Only a load by rank needs every trainer; any load needs every daemon.
             what = "a daemon that joins the group, or a trainer that makes the same load"
-            return f"{ranks} to take part ({self.elsewhere or what})"
+            return f"{ranks} to take part ({self.conflict or what})"
         text = self.stage.lower()
         if self.bytes_total:
             text += f", {self.bytes_done} of {self.bytes_total} bytes"
@@ -110,7 +110,7 @@ def progress_of(message) -> Progress:
         bytes_per_second=message.bytes_per_second,
         slowest_rank=message.slowest_rank,
         waiting_ranks=tuple(message.waiting_ranks),
-        elsewhere=message.elsewhere,
+        conflict=message.conflict,
         no_memory=message.no_memory,
         storage_bytes=message.storage_bytes,
         mapped_bytes=message.mapped_bytes,

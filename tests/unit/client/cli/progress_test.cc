@@ -36,7 +36,7 @@ TEST(ProgressLine, SaysWhatARankLoadsInstead) {
   LoadProgress progress;
   progress.stage = LoadStage::kGathering;
   progress.waiting_ranks = {1};
-  progress.elsewhere = "rank 1 loads /other";
+  progress.conflict = "rank 1 loads /other";
   EXPECT_EQ(ProgressLine(progress), "GATHERING  waiting for rank 1 (rank 1 loads /other)");
 }
 

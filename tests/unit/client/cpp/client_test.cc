@@ -223,7 +223,7 @@ TEST_F(ClientTest, GivesUpOnASlowAnswerInTime) {
   v1::Checkpoint loading = FakeDaemon::MakeCheckpoint(kLoading);
   loading.mutable_progress()->set_stage(v1::STAGE_GATHERING);
   loading.mutable_progress()->add_waiting_ranks(3);
-  loading.mutable_progress()->set_elsewhere("rank 3 loads /other");
+  loading.mutable_progress()->set_conflict("rank 3 loads /other");
   daemon_.answers.watch = {loading};
   Client client = Connect();
   const auto last = client.Watch("checkpoints/ab12", {.timeout = std::chrono::seconds(1)});

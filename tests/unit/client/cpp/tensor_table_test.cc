@@ -174,7 +174,7 @@ TEST(AttachRequestOfAnAnswer, NeedsADeviceAndAWholeHandleForMemoryThatIsNamed) {
   EXPECT_THAT(ToAttachRequest(response), Says("63 bytes"));
   response.mutable_cuda_ipc()->set_handle(std::string(64, 'x'));
   response.mutable_cuda_ipc()->set_allocation_bytes(8191);
-  EXPECT_THAT(ToAttachRequest(response), Says("no place"));
+  EXPECT_THAT(ToAttachRequest(response), Says("does not fit the slab"));
 }
 
 TEST(SourceTable, IsRefusedWhenATensorLiesInAFileThatIsNotListed) {

@@ -74,7 +74,7 @@ TEST_F(CatalogTest, TheIdentityTellsAnyOtherFileApart) {
     change(index.files[0]);
     call.index = std::make_shared<const CheckpointIndex>(std::move(index));
     catalog_.Begin(name, request_);
-    EXPECT_OK(catalog_.Allocate(call, ShardOf(512)));
+    EXPECT_OK(catalog_.eviction().Allocate(call, ShardOf(512)));
     const uint64_t shown = catalog_.Get(name).value().identity;
     catalog_.Fail(name, absl::InternalError("seen"));
     return shown;
@@ -117,14 +117,14 @@ TEST_F(CatalogTest, TheSourceIdentityIsThatOfTheFilesWhateverIsAskedOfThem) {
 
 TEST_F(CatalogTest, PublishingSealsTheMemory) {
   ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
-  EXPECT_TRUE(catalog_.Look("checkpoints/a").value().memory->sealed());
+  EXPECT_TRUE(catalog_.leases().Look("checkpoints/a").value().memory->sealed());
 }
 
 TEST_F(CatalogTest, PublishingLeavesMemoryMeantForAnExclusiveClientUnsealed) {
   LoadRequest exclusive = request_;
   exclusive.intended = AttachMode::kExclusive;
   ASSERT_OK(MakeActive(catalog_, "checkpoints/a", exclusive));
-  EXPECT_FALSE(catalog_.Look("checkpoints/a").value().memory->sealed());
+  EXPECT_FALSE(catalog_.leases().Look("checkpoints/a").value().memory->sealed());
 }
 
 TEST_F(CatalogTest, ARequestWithoutDigestsIsServedByACheckpointThatHasThem) {
@@ -144,7 +144,7 @@ TEST_F(CatalogTest, ARequestForDigestsIsNotServedByACheckpointWithoutThem) {
 
 TEST_F(CatalogTest, PublishingAnAbortedLoadIsRefused) {
   catalog_.Begin("checkpoints/a", request_);
-  ASSERT_OK(catalog_.Allocate(CallOf("checkpoints/a", request_), ShardOf(512)));
+  ASSERT_OK(catalog_.eviction().Allocate(CallOf("checkpoints/a", request_), ShardOf(512)));
   catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
   EXPECT_THAT(catalog_.Publish(CommitOf("checkpoints/a")),
               FailsWith(kNotFound, reason::kCheckpointNotFound));
@@ -155,7 +155,7 @@ TEST_F(CatalogTest, OneThatBeginsAnewWhileItIsPublishedIsNotPublished) {
   MemoryWithHook memory(*memory_, while_published);
   Catalog catalog(memory, 0, 1);
   catalog.Begin("checkpoints/a", request_);
-  ASSERT_OK(catalog.Allocate(CallOf("checkpoints/a", request_), ShardOf(512)));
+  ASSERT_OK(catalog.eviction().Allocate(CallOf("checkpoints/a", request_), ShardOf(512)));
   while_published = [&] {
     catalog.Fail("checkpoints/a", absl::AbortedError("given up"));
     catalog.Begin("checkpoints/a", request_);
@@ -167,7 +167,7 @@ TEST_F(CatalogTest, OneThatBeginsAnewWhileItIsPublishedIsNotPublished) {
 TEST_F(CatalogTest, AllocatingForAnAbortedLoadIsRefusedAndKeepsNothing) {
   catalog_.Begin("checkpoints/a", request_);
   catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
-  EXPECT_THAT(catalog_.Allocate(CallOf("checkpoints/a", request_), ShardOf(512)),
+  EXPECT_THAT(catalog_.eviction().Allocate(CallOf("checkpoints/a", request_), ShardOf(512)),
               FailsWith(kNotFound, reason::kCheckpointNotFound));
   EXPECT_EQ(memory_->Usage().used, 0u);
 }
@@ -187,7 +187,7 @@ TEST_F(CatalogTest, OfALoadThatFailedNoStatementIsKept) {
 
 TEST_F(CatalogTest, FailingALoadGivesItsMemoryBack) {
   catalog_.Begin("checkpoints/a", request_);
-  ASSERT_OK(catalog_.Allocate(CallOf("checkpoints/a", request_), ShardOf(512)));
+  ASSERT_OK(catalog_.eviction().Allocate(CallOf("checkpoints/a", request_), ShardOf(512)));
   ASSERT_GT(memory_->Usage().used, 0u);
   catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
   EXPECT_EQ(StateOf("checkpoints/a"), CheckpointState::kFailed);
@@ -311,10 +311,10 @@ TEST_F(CatalogTest, AKindOfHandleThatTheTierHasByItselfNeedNotBeNamed) {
 TEST_F(CatalogTest, AKindOfHandleThatTheMemoryHasNotIsRefused) {
   LoadRequest other = request_;
   other.kind = HandleKind::kCudaIpc;
-  EXPECT_THAT(catalog_.CheckKind(other),
+  EXPECT_THAT(catalog_.eviction().CheckKind(other),
               FailsWith(absl::StatusCode::kFailedPrecondition, reason::kHandleKind));
   catalog_.Begin("checkpoints/a", other);
-  EXPECT_THAT(catalog_.Allocate(CallOf("checkpoints/a", other), ShardOf(512)),
+  EXPECT_THAT(catalog_.eviction().Allocate(CallOf("checkpoints/a", other), ShardOf(512)),
               FailsWith(absl::StatusCode::kFailedPrecondition, reason::kHandleKind));
 }
 
@@ -323,7 +323,7 @@ TEST_F(CatalogTest, AnExclusiveRequestDoesNotMatchMemoryThatWasLent) {
   exclusive.intended = AttachMode::kExclusive;
   ASSERT_OK(MakeActive(catalog_, "checkpoints/a", exclusive));
   ASSERT_TRUE(catalog_.FindMatch(exclusive).has_value());
-  ASSERT_OK(catalog_.Look("checkpoints/a").value().memory->Export(AttachMode::kShared));
+  ASSERT_OK(catalog_.leases().Look("checkpoints/a").value().memory->Export(AttachMode::kShared));
   EXPECT_FALSE(catalog_.FindMatch(exclusive).has_value());
 }
 
@@ -362,16 +362,16 @@ TEST_F(CatalogTest, WhatALoadKeepsFromBeingDoneIsSaidAsWhatItWas) {
   };
   expect(catalog_.Unload("checkpoints/a", false).status(), "unloading");
   EXPECT_THAT(catalog_.Unload("checkpoints/a", false), Says("; or force it, which cancels the load"));
-  expect(catalog_.Look("checkpoints/a").status(), "verifying");
-  expect(catalog_.Table("checkpoints/a").status(), "listing the tensors of");
-  expect(catalog_.Hold("checkpoints/a", AttachMode::kShared).status(), "acquiring");
+  expect(catalog_.leases().Look("checkpoints/a").status(), "verifying");
+  expect(catalog_.leases().Table("checkpoints/a").status(), "listing the tensors of");
+  expect(catalog_.leases().Hold("checkpoints/a", AttachMode::kShared).status(), "acquiring");
 }
 
 TEST_F(CatalogTest, EvictsTheLeastRecentlyUsedCheckpointForAnother) {
   ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
   ASSERT_OK(MakeActive(catalog_, "checkpoints/b", request_));
-  const uint64_t generation = catalog_.Hold("checkpoints/a", AttachMode::kShared)->generation;
-  catalog_.Release("checkpoints/a", generation);
+  const uint64_t generation = catalog_.leases().Hold("checkpoints/a", AttachMode::kShared)->generation;
+  catalog_.leases().Release("checkpoints/a", generation);
   ASSERT_OK(MakeActive(catalog_, "checkpoints/c", request_));
   EXPECT_OK(catalog_.Get("checkpoints/a"));
   EXPECT_THAT(catalog_.Get("checkpoints/b"), FailsWith(kNotFound, reason::kCheckpointNotFound));
@@ -389,7 +389,7 @@ TEST_F(CatalogTest, DoesNotEvictAPinnedCheckpoint) {
 
 TEST_F(CatalogTest, DoesNotEvictALeasedCheckpoint) {
   ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
-  ASSERT_OK(catalog_.Hold("checkpoints/a", AttachMode::kShared));
+  ASSERT_OK(catalog_.leases().Hold("checkpoints/a", AttachMode::kShared));
   ASSERT_OK(MakeActive(catalog_, "checkpoints/b", request_));
   ASSERT_OK(MakeActive(catalog_, "checkpoints/c", request_));
   EXPECT_OK(catalog_.Get("checkpoints/a"));
@@ -398,7 +398,7 @@ TEST_F(CatalogTest, DoesNotEvictALeasedCheckpoint) {
 TEST_F(CatalogTest, RefusesWithTheNumbersWhenNothingCanBeEvicted) {
   ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
   ASSERT_OK(MakeActive(catalog_, "checkpoints/b", request_));
-  ASSERT_OK(catalog_.Hold("checkpoints/a", AttachMode::kShared));
+  ASSERT_OK(catalog_.leases().Hold("checkpoints/a", AttachMode::kShared));
   ASSERT_OK(catalog_.Pin("checkpoints/b", true));
   const absl::Status refused = MakeActive(catalog_, "checkpoints/c", request_);
   EXPECT_THAT(refused, FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
@@ -407,8 +407,8 @@ TEST_F(CatalogTest, RefusesWithTheNumbersWhenNothingCanBeEvicted) {
 
 TEST_F(CatalogTest, EvictsNothingForWhatCannotFitBesideMemoryThatWasUnloadedWhileInUse) {
   ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
-  ASSERT_OK_AND_ASSIGN(const Catalog::Held held,
-                       catalog_.Hold("checkpoints/a", AttachMode::kShared));
+  ASSERT_OK_AND_ASSIGN(const ShardLeases::Held held,
+                       catalog_.leases().Hold("checkpoints/a", AttachMode::kShared));
   ASSERT_OK(catalog_.Unload("checkpoints/a", true));
   ASSERT_OK(MakeActive(catalog_, "checkpoints/b", request_));
   EXPECT_FALSE(MakeActive(catalog_, "checkpoints/c", request_, 2 * kSmallSegment).ok());

@@ -31,11 +31,11 @@ class CatalogWaitingTest : public ::testing::Test {
     catalog_.Begin(name, request_);
     PrepareCall call = CallOf(name, request_);
     call.order = order;
-    return catalog_.Allocate(call, ShardOf(segments * kSmallSegment)).status();
+    return catalog_.eviction().Allocate(call, ShardOf(segments * kSmallSegment)).status();
   }
   void Lend(const std::string& name, uint64_t segments = 2) {
     ASSERT_OK(MakeActive(catalog_, name, request_, segments * kSmallSegment));
-    generation_ = catalog_.Hold(name, AttachMode::kShared).value().generation;
+    generation_ = catalog_.leases().Hold(name, AttachMode::kShared).value().generation;
   }
 
   std::unique_ptr<HostMemory> memory_ = MakeSmallMemory(2);
@@ -46,59 +46,59 @@ class CatalogWaitingTest : public ::testing::Test {
 
 TEST_F(CatalogWaitingTest, WhatAClientHasWaitedForIsNotEvictedUntilItAcquires) {
   catalog_.Begin(kA, request_);
-  ASSERT_TRUE(catalog_.KeepFor(kA, "its load"));
+  ASSERT_TRUE(catalog_.leases().KeepFor(kA, "its load"));
   ASSERT_OK(MakeActive(catalog_, kA, request_, 2 * kSmallSegment));
   EXPECT_THAT(Ask(kB, 0), FailsWith(kExhausted, reason::kNoMemory));
-  ASSERT_OK_AND_ASSIGN(Catalog::Held held, catalog_.Hold(kA, AttachMode::kShared, "its load"));
-  catalog_.Release(kA, held.generation);
+  ASSERT_OK_AND_ASSIGN(ShardLeases::Held held, catalog_.leases().Hold(kA, AttachMode::kShared, "its load"));
+  catalog_.leases().Release(kA, held.generation);
   held = {};
   EXPECT_OK(Ask(kB, 0));
 }
 
 TEST_F(CatalogWaitingTest, WhoAcquiresForAnotherRequestLeavesItKept) {
   ASSERT_OK(MakeActive(catalog_, kA, request_, 2 * kSmallSegment));
-  ASSERT_TRUE(catalog_.KeepFor(kA, "its load"));
-  ASSERT_OK_AND_ASSIGN(const Catalog::Held held, catalog_.Hold(kA, AttachMode::kShared));
-  catalog_.Release(kA, held.generation);
+  ASSERT_TRUE(catalog_.leases().KeepFor(kA, "its load"));
+  ASSERT_OK_AND_ASSIGN(const ShardLeases::Held held, catalog_.leases().Hold(kA, AttachMode::kShared));
+  catalog_.leases().Release(kA, held.generation);
   EXPECT_THAT(Ask(kB, 0), FailsWith(kExhausted, reason::kNoMemory));
   EXPECT_THAT(Ask(kB, 0), Says("checkpoints/a is kept for who waited for it"));
 }
 
 TEST_F(CatalogWaitingTest, WhatIsKeptForAClientThatHasGoneOrTakesTooLongIsEvicted) {
   ASSERT_OK(MakeActive(catalog_, kA, request_, 2 * kSmallSegment));
-  ASSERT_TRUE(catalog_.KeepFor(kA, "its load"));
-  catalog_.KeepNoMore(kA, "its load");
+  ASSERT_TRUE(catalog_.leases().KeepFor(kA, "its load"));
+  catalog_.leases().KeepNoMore(kA, "its load");
   ASSERT_OK(Ask(kB, 0));
   ASSERT_OK(catalog_.Publish(CommitOf(kB)));
-  catalog_.SetKept(std::chrono::nanoseconds(0));
-  ASSERT_TRUE(catalog_.KeepFor(kB, "another load"));
+  catalog_.leases().SetKept(std::chrono::nanoseconds(0));
+  ASSERT_TRUE(catalog_.leases().KeepFor(kB, "another load"));
   EXPECT_OK(Ask(kC, 0));
 }
 
 TEST_F(CatalogWaitingTest, WhatIsKeptIsNotUnloadedAsIdleButByName) {
   ASSERT_OK(MakeActive(catalog_, kA, request_, 2 * kSmallSegment));
-  ASSERT_TRUE(catalog_.KeepFor(kA, "its load"));
+  ASSERT_TRUE(catalog_.leases().KeepFor(kA, "its load"));
   EXPECT_THAT(catalog_.Unload(kA, false, /*idle=*/true),
               FailsWith(absl::StatusCode::kFailedPrecondition, reason::kLeased));
   EXPECT_OK(catalog_.Unload(kA, false));
 }
 
 TEST_F(CatalogWaitingTest, OfVeryManyRequestsTheFirstOnesAreKeptFor) {
-  catalog_.SetKept(std::chrono::nanoseconds(0));
+  catalog_.leases().SetKept(std::chrono::nanoseconds(0));
   ASSERT_OK(MakeActive(catalog_, kA, request_, 2 * kSmallSegment));
-  for (size_t i = 0; i < 1024; ++i) ASSERT_TRUE(catalog_.KeepFor(kA, std::to_string(i)));
-  catalog_.SetKept(std::chrono::hours(1));
+  for (size_t i = 0; i < 1024; ++i) ASSERT_TRUE(catalog_.leases().KeepFor(kA, std::to_string(i)));
+  catalog_.leases().SetKept(std::chrono::hours(1));
   // Those that are over take no place, ...
-  for (size_t i = 0; i < 1024; ++i) ASSERT_TRUE(catalog_.KeepFor(kA, std::to_string(i)));
-  ASSERT_TRUE(catalog_.KeepFor(kA, "one more"));
+  for (size_t i = 0; i < 1024; ++i) ASSERT_TRUE(catalog_.leases().KeepFor(kA, std::to_string(i)));
+  ASSERT_TRUE(catalog_.leases().KeepFor(kA, "one more"));
   EXPECT_THAT(Ask(kB, 0), FailsWith(kExhausted, reason::kNoMemory));
   // ... and one more than there may be has none: nothing is left when the others have come.
-  for (size_t i = 0; i < 1024; ++i) catalog_.KeepNoMore(kA, std::to_string(i));
+  for (size_t i = 0; i < 1024; ++i) catalog_.leases().KeepNoMore(kA, std::to_string(i));
   EXPECT_OK(Ask(kB, 0));
 }
 
 TEST_F(CatalogWaitingTest, ARefusalNamesWhatIsHeldAndByWhichProcesses) {
-  catalog_.SetHolders([](const std::string&) { return std::vector<int32_t>{12, 34}; });
+  catalog_.eviction().SetHolders([](const std::string&) { return std::vector<int32_t>{12, 34}; });
   Lend(kA);
   const absl::Status refused = Ask(kB, 0);
   EXPECT_THAT(refused, Says("checkpoints/a is leased by process 12, 34"));
@@ -107,41 +107,41 @@ TEST_F(CatalogWaitingTest, ARefusalNamesWhatIsHeldAndByWhichProcesses) {
 
 TEST_F(CatalogWaitingTest, WaitingIsOfferedOnlyWhereClientsCouldLetGoOfEnough) {
   Lend(kA);
-  EXPECT_EQ(FactsOf(Ask(kB, 0)).at(Catalog::kHeldBy), kA);
-  EXPECT_EQ(FactsOf(Ask(kC, 0, 3)).count(Catalog::kHeldBy), 0u);
+  EXPECT_EQ(FactsOf(Ask(kB, 0)).at(Eviction::kHeldBy), kA);
+  EXPECT_EQ(FactsOf(Ask(kC, 0, 3)).count(Eviction::kHeldBy), 0u);
 }
 
 TEST_F(CatalogWaitingTest, ALoadThatWaitsHasRoomOnceTheLeaseHasEnded) {
   Lend(kA);
   ASSERT_FALSE(Ask(kB, 1).ok());
-  EXPECT_TRUE(catalog_.AnyWaiting());
-  EXPECT_THAT(catalog_.MakeRoomForWaiting(), IsEmpty());
-  catalog_.Release(kA, generation_);
-  EXPECT_THAT(catalog_.MakeRoomForWaiting(), ElementsAre(kB));
+  EXPECT_TRUE(catalog_.eviction().AnyWaiting());
+  EXPECT_THAT(catalog_.eviction().MakeRoomForWaiting(), IsEmpty());
+  catalog_.leases().Release(kA, generation_);
+  EXPECT_THAT(catalog_.eviction().MakeRoomForWaiting(), ElementsAre(kB));
   // Gone: else it could be lent again before the load has begun.
   EXPECT_THAT(catalog_.Get(kA), FailsWith(absl::StatusCode::kNotFound, reason::kCheckpointNotFound));
   EXPECT_OK(Ask(kB, 1));
-  EXPECT_FALSE(catalog_.AnyWaiting());
+  EXPECT_FALSE(catalog_.eviction().AnyWaiting());
 }
 
 TEST_F(CatalogWaitingTest, WhatIsEvictedForALoadThatWaitsIsFreedLaterAndThenThereIsRoom) {
   std::vector<std::function<void()>> later;
-  catalog_.SetLater([&later](std::function<void()> free) { later.push_back(std::move(free)); });
+  catalog_.eviction().SetLater([&later](std::function<void()> free) { later.push_back(std::move(free)); });
   Lend(kA, 1);
   ASSERT_OK(MakeActive(catalog_, kC, request_, kSmallSegment));
-  ASSERT_OK(catalog_.Hold(kC, AttachMode::kShared));
+  ASSERT_OK(catalog_.leases().Hold(kC, AttachMode::kShared));
   ASSERT_FALSE(Ask(kB, 1, 1).ok());
-  catalog_.Release(kA, generation_);
-  EXPECT_THAT(catalog_.MakeRoomForWaiting(), IsEmpty());
+  catalog_.leases().Release(kA, generation_);
+  EXPECT_THAT(catalog_.eviction().MakeRoomForWaiting(), IsEmpty());
   EXPECT_EQ(memory_->Usage().used, 2 * kSmallSegment);
   ASSERT_EQ(later.size(), 1u);
   // What is on its way is not evicted for twice.
-  catalog_.Release(kC, catalog_.Look(kC).value().generation);
-  EXPECT_THAT(catalog_.MakeRoomForWaiting(), IsEmpty());
+  catalog_.leases().Release(kC, catalog_.leases().Look(kC).value().generation);
+  EXPECT_THAT(catalog_.eviction().MakeRoomForWaiting(), IsEmpty());
   EXPECT_OK(catalog_.Get(kC));
   later[0]();
   EXPECT_EQ(memory_->Usage().used, kSmallSegment);
-  EXPECT_THAT(catalog_.MakeRoomForWaiting(), ElementsAre(kB));
+  EXPECT_THAT(catalog_.eviction().MakeRoomForWaiting(), ElementsAre(kB));
   EXPECT_OK(catalog_.Get(kC));
 }
 
@@ -149,8 +149,8 @@ TEST_F(CatalogWaitingTest, WhoHasWaitedForLongerGetsTheMemoryFirst) {
   Lend(kA);
   ASSERT_FALSE(Ask(kC, 7).ok());
   ASSERT_FALSE(Ask(kB, 3).ok());
-  catalog_.Release(kA, generation_);
-  EXPECT_THAT(catalog_.MakeRoomForWaiting(), ElementsAre(kB));
+  catalog_.leases().Release(kA, generation_);
+  EXPECT_THAT(catalog_.eviction().MakeRoomForWaiting(), ElementsAre(kB));
   EXPECT_THAT(Ask(kC, 7), Says("checkpoints/b has waited"));
   EXPECT_THAT(Ask("checkpoints/that does not wait", 0), Says("checkpoints/b has waited"));
   EXPECT_OK(Ask(kB, 3));
@@ -160,7 +160,7 @@ TEST_F(CatalogWaitingTest, WhatFitsBesideALoadThatWaitsDoesNotWaitForIt) {
   Lend(kA, 1);
   Lend(kB, 1);
   ASSERT_FALSE(Ask(kC, 1, 1).ok());
-  catalog_.Release(kB, generation_);
+  catalog_.leases().Release(kB, generation_);
   EXPECT_OK(Ask("checkpoints/small", 0, 1));
 }
 
@@ -168,12 +168,12 @@ TEST_F(CatalogWaitingTest, ALoadThatHasFailedWaitsForNothing) {
   Lend(kA);
   ASSERT_FALSE(Ask(kB, 1).ok());
   catalog_.Fail(kB, absl::AbortedError("given up"));
-  EXPECT_FALSE(catalog_.AnyWaiting());
+  EXPECT_FALSE(catalog_.eviction().AnyWaiting());
 }
 
 TEST_F(CatalogWaitingTest, AMemoryThatIsGivenBackIsFreeAndItsLoadGoesOn) {
   ASSERT_OK(Ask(kA, 0));
-  catalog_.GiveBack(kA);
+  catalog_.eviction().GiveBack(kA);
   EXPECT_EQ(memory_->Usage().used, 0u);
   EXPECT_EQ(catalog_.Get(kA).value().state, CheckpointState::kLoading);
   ASSERT_OK(Ask(kA, 0));
@@ -204,7 +204,7 @@ TEST_F(CatalogFillingTest, ItsShardIsLentMeanwhileAndNeitherEvictedNorUnloaded) 
   EXPECT_THAT(catalog_.Unload(kA, false),
               FailsWith(absl::StatusCode::kFailedPrecondition, reason::kNotActive));
   EXPECT_FALSE(MakeActive(catalog_, kB, request_, 2 * kSmallSegment).ok());
-  EXPECT_OK(catalog_.Hold(kA, AttachMode::kShared));
+  EXPECT_OK(catalog_.leases().Hold(kA, AttachMode::kShared));
 }
 
 TEST_F(CatalogFillingTest, AFailureIsToldAndTheShardStays) {
@@ -212,7 +212,7 @@ TEST_F(CatalogFillingTest, AFailureIsToldAndTheShardStays) {
   catalog_.Fail(kA, absl::AbortedError("rank 1 has no memory"));
   EXPECT_EQ(Info().state, CheckpointState::kActive);
   EXPECT_THAT(Info().failure, Says("rank 1 has no memory"));
-  EXPECT_OK(catalog_.Hold(kA, AttachMode::kShared));
+  EXPECT_OK(catalog_.leases().Hold(kA, AttachMode::kShared));
   catalog_.BeginFilling(kA, catalog_.Tick());
   EXPECT_OK(Info().failure);
 }

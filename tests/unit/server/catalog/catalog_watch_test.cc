@@ -9,6 +9,7 @@
 
 #include "common/base/reasons.h"
 #include "server/catalog/catalog.h"
+#include "server/protocol/timing.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/small_memory.h"
 #include "tests/testing/status_matchers.h"
@@ -31,7 +32,7 @@ class CatalogWatchTest : public ::testing::Test {
 TEST_F(CatalogWatchTest, WatchingReturnsAtOnceWithTheFirstVersion) {
   catalog_.Begin("checkpoints/a", request_);
   uint64_t seen = 0;
-  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
+  ASSERT_OK(catalog_.watchers().Watch("checkpoints/a", seen, Soon()));
   EXPECT_GT(seen, 0u);
 }
 
@@ -39,13 +40,13 @@ TEST_F(CatalogWatchTest, WatchingReturnsAtOnceWithTheFirstVersion) {
 class CatalogClientTest : public CatalogWatchTest {
  protected:
   CatalogClientTest() {
-    stated_.statement = "s";
+    stated_.proposal_id = "s";
     catalog_.Begin("checkpoints/a", stated_);
   }
   std::vector<std::string> AbandonedAfter(Clock::duration away) {
-    return catalog_.ReapAbandoned(now_ + away);
+    return catalog_.watchers().ReapAbandoned(now_ + away);
   }
-  void Leave(uint64_t watcher) { catalog_.WatcherLeft("checkpoints/a", watcher, now_); }
+  void Leave(uint64_t watcher) { catalog_.watchers().Left("checkpoints/a", watcher, now_); }
   CheckpointState State() { return catalog_.Get("checkpoints/a").value().state; }
 
   LoadRequest stated_ = RankRequest(0, 3);
@@ -53,47 +54,47 @@ class CatalogClientTest : public CatalogWatchTest {
 };
 
 TEST_F(CatalogClientTest, IsAbandonedWhenWhoWatchedItHasGoneForGood) {
-  const uint64_t watcher = catalog_.AddWatcher("checkpoints/a");
+  const uint64_t watcher = catalog_.watchers().Add("checkpoints/a");
   EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
   Leave(watcher);
   EXPECT_THAT(AbandonedAfter(Clock::duration(0)), IsEmpty());
   EXPECT_EQ(State(), CheckpointState::kLoading);
-  EXPECT_THAT(AbandonedAfter(Catalog::kAwayForGood), ElementsAre("s"));
+  EXPECT_THAT(AbandonedAfter(timing::kAbandoned), ElementsAre("s"));
   EXPECT_EQ(State(), CheckpointState::kFailed);
   EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());  // it was said
 }
 
 TEST_F(CatalogClientTest, IsNotAbandonedByClientsThatNeverWatchOrComeBack) {
   EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
-  Leave(catalog_.AddWatcher("checkpoints/a"));
-  catalog_.AddWatcher("checkpoints/a");
+  Leave(catalog_.watchers().Add("checkpoints/a"));
+  catalog_.watchers().Add("checkpoints/a");
   EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
 }
 
 TEST_F(CatalogClientTest, IsNotAbandonedByAClientThatPollsWhoeverElseStopsToWatch) {
-  catalog_.WasPolled("checkpoints/a");
-  Leave(catalog_.AddWatcher("checkpoints/a"));
+  catalog_.watchers().WasPolled("checkpoints/a");
+  Leave(catalog_.watchers().Add("checkpoints/a"));
   EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
 }
 
 TEST_F(CatalogClientTest, IsNotAbandonedBetweenTheAnswerToItsNextClientAndItsWatch) {
-  Leave(catalog_.AddWatcher("checkpoints/a"));
-  catalog_.ExtendGrace("checkpoints/a", now_ + Catalog::kAwayForGood);
-  EXPECT_THAT(AbandonedAfter(Catalog::kAwayForGood), IsEmpty());
-  EXPECT_THAT(AbandonedAfter(2 * Catalog::kAwayForGood), ElementsAre("s"));
+  Leave(catalog_.watchers().Add("checkpoints/a"));
+  catalog_.watchers().ExtendGrace("checkpoints/a", now_ + timing::kAbandoned);
+  EXPECT_THAT(AbandonedAfter(timing::kAbandoned), IsEmpty());
+  EXPECT_THAT(AbandonedAfter(2 * timing::kAbandoned), ElementsAre("s"));
 }
 
 TEST_F(CatalogClientTest, AWatcherOfAnEntryThatWasMadeAnewIsNotItsOwn) {
-  const uint64_t old = catalog_.AddWatcher("checkpoints/a");
+  const uint64_t old = catalog_.watchers().Add("checkpoints/a");
   catalog_.Fail("checkpoints/a", absl::InternalError("it burned"));
   catalog_.Begin("checkpoints/a", stated_);
-  catalog_.AddWatcher("checkpoints/a");
+  catalog_.watchers().Add("checkpoints/a");
   Leave(old);
   EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
 }
 
 TEST_F(CatalogClientTest, IsNotAbandonedOnceItsLoadHasBegun) {
-  Leave(catalog_.AddWatcher("checkpoints/a"));
+  Leave(catalog_.watchers().Add("checkpoints/a"));
   Progress progress;
   progress.stage = Stage::kQueued;
   catalog_.UpdateProgress("checkpoints/a", progress);
@@ -102,16 +103,16 @@ TEST_F(CatalogClientTest, IsNotAbandonedOnceItsLoadHasBegun) {
 
 TEST_F(CatalogClientTest, ALoadByRulesNeedsNoClient) {
   catalog_.Begin("checkpoints/b", request_);
-  catalog_.WatcherLeft("checkpoints/b", catalog_.AddWatcher("checkpoints/b"), now_);
+  catalog_.watchers().Left("checkpoints/b", catalog_.watchers().Add("checkpoints/b"), now_);
   EXPECT_THAT(AbandonedAfter(std::chrono::hours(1)), IsEmpty());
 }
 
 TEST_F(CatalogWatchTest, WatchingWakesOnAChange) {
   catalog_.Begin("checkpoints/a", request_);
   uint64_t seen = 0;
-  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
+  ASSERT_OK(catalog_.watchers().Watch("checkpoints/a", seen, Soon()));
   auto watch = std::async(std::launch::async,
-                          [&] { return catalog_.Watch("checkpoints/a", seen, Soon()); });
+                          [&] { return catalog_.watchers().Watch("checkpoints/a", seen, Soon()); });
   catalog_.Fail("checkpoints/a", absl::InternalError("boom"));
   EXPECT_EQ(watch.get().value().state, CheckpointState::kFailed);
 }
@@ -119,18 +120,18 @@ TEST_F(CatalogWatchTest, WatchingWakesOnAChange) {
 TEST_F(CatalogWatchTest, WatchingGivesTheSameVersionAtTheDeadline) {
   catalog_.Begin("checkpoints/a", request_);
   uint64_t seen = 0;
-  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
+  ASSERT_OK(catalog_.watchers().Watch("checkpoints/a", seen, Soon()));
   const uint64_t before = seen;
-  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Clock::now()));
+  ASSERT_OK(catalog_.watchers().Watch("checkpoints/a", seen, Clock::now()));
   EXPECT_EQ(seen, before);
 }
 
 TEST_F(CatalogWatchTest, WatchingEndsWhenTheCheckpointIsUnloaded) {
   ASSERT_OK(MakeActive(catalog_, "checkpoints/a", request_));
   uint64_t seen = 0;
-  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
+  ASSERT_OK(catalog_.watchers().Watch("checkpoints/a", seen, Soon()));
   auto watch = std::async(std::launch::async,
-                          [&] { return catalog_.Watch("checkpoints/a", seen, Soon()); });
+                          [&] { return catalog_.watchers().Watch("checkpoints/a", seen, Soon()); });
   ASSERT_OK(catalog_.Unload("checkpoints/a", false));
   EXPECT_THAT(watch.get(), FailsWith(kNotFound, reason::kCheckpointNotFound));
 }
@@ -138,10 +139,10 @@ TEST_F(CatalogWatchTest, WatchingEndsWhenTheCheckpointIsUnloaded) {
 TEST_F(CatalogWatchTest, StoppingWakesWatchers) {
   catalog_.Begin("checkpoints/a", request_);
   uint64_t seen = 0;
-  ASSERT_OK(catalog_.Watch("checkpoints/a", seen, Soon()));
+  ASSERT_OK(catalog_.watchers().Watch("checkpoints/a", seen, Soon()));
   auto watch = std::async(std::launch::async, [&] {
     const Clock::time_point far = Clock::now() + std::chrono::hours(1);
-    return catalog_.Watch("checkpoints/a", seen, far);
+    return catalog_.watchers().Watch("checkpoints/a", seen, far);
   });
   catalog_.Stop();
   EXPECT_OK(watch.get());
@@ -150,7 +151,7 @@ TEST_F(CatalogWatchTest, StoppingWakesWatchers) {
 TEST_F(CatalogWatchTest, WatchEndWaitsUntilTheLoadHasEnded) {
   catalog_.Begin("checkpoints/a", request_);
   auto watch = std::async(std::launch::async, [&] {
-    catalog_.WatchEnd("checkpoints/a", Soon());
+    catalog_.watchers().WatchEnd("checkpoints/a", Soon());
     return catalog_.Get("checkpoints/a").value().state;
   });
   catalog_.UpdateProgress("checkpoints/a", {});

@@ -120,12 +120,12 @@ class TakenShards : public ::testing::Test {
   // As a trainer that takes the memory and changes it.
   void Take(uint32_t rank, const std::string& name) {
     Catalog& catalog = group_.rank(rank).catalog;
-    ASSERT_OK_AND_ASSIGN(const Catalog::Held held, catalog.Hold(name, AttachMode::kExclusive));
+    ASSERT_OK_AND_ASSIGN(const ShardLeases::Held held, catalog.leases().Hold(name, AttachMode::kExclusive));
     ASSERT_OK(held.memory->Export(AttachMode::kExclusive));
     WriteBytes(held.memory->View(), 0, std::vector<std::byte>(500, std::byte{0xee}));
     held.memory->TransferOwnership();
-    catalog.MarkTaken(name, held.generation);
-    catalog.Release(name, held.generation);
+    catalog.leases().MarkTaken(name, held.generation);
+    catalog.leases().Release(name, held.generation);
   }
   const Progress& ProgressOf(uint32_t rank, const std::string& name) {
     return infos_.emplace_back(group_.rank(rank).catalog.Get(name).value()).progress;
@@ -147,7 +147,7 @@ TEST_F(TakenShards, ComeBackAsTheyWereWithoutStorage) {
     const Catalog& catalog = group_.rank(rank).catalog;
     EXPECT_EQ(BytesOf(catalog, "two", 0),
               Rows(source_.a(), 1000, rank == 0 ? 0 : 4, rank == 0 ? 4 : 7));
-    EXPECT_EQ(catalog.Look("two")->shard->digests.size(), 2);
+    EXPECT_EQ(catalog.leases().Look("two")->shard->digests.size(), 2);
     EXPECT_EQ(ProgressOf(rank, "two").storage_bytes, 0);
     EXPECT_EQ(ProgressOf(rank, "two").restored_bytes, ProgressOf(rank, "two").bytes_done);
     EXPECT_GT(ProgressOf(rank, "two").restored_bytes, 0);
@@ -179,7 +179,7 @@ TEST_F(TakenShards, WithoutDigestsAreReadAgainWhenDigestsAreWanted) {
   for (uint32_t rank = 0; rank < 2; ++rank) Take(rank, "one");
   ASSERT_OK(Run("two", "fsdp:2", true).status);
   EXPECT_GT(ProgressOf(0, "two").storage_bytes, 0);
-  EXPECT_EQ(group_.rank(0).catalog.Look("two")->shard->digests.size(), 2);
+  EXPECT_EQ(group_.rank(0).catalog.leases().Look("two")->shard->digests.size(), 2);
 }
 
 }  // namespace

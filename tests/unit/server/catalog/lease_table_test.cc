@@ -40,7 +40,7 @@ TEST_F(LeaseTableTest, RefusesACheckpointThatIsNotThere) {
 
 TEST_F(LeaseTableTest, WhoReadsTheMemoryKeepsItUntilTheEndThoughAClientTakesIt) {
   Load(AttachMode::kExclusive);
-  const auto memory = catalog_.Look(kName).value().memory;
+  const auto memory = catalog_.leases().Look(kName).value().memory;
   auto view = memory->Read();
   ASSERT_NE(view, nullptr);
   ASSERT_FALSE(view->segments.empty());
@@ -228,7 +228,7 @@ TEST_F(LeaseTableTest, TheTableOfATakenCheckpointStaysReadable) {
   ASSERT_OK_AND_ASSIGN(const auto ticket, leases_.Open(kName, AttachMode::kExclusive));
   ASSERT_OK_AND_ASSIGN(const auto redeemed, leases_.Redeem(ticket.token, 42, 7));
   leases_.HandedOver(redeemed.lease);
-  EXPECT_EQ(catalog_.Table(kName).value()->plan.tensors.size(), 1u);
+  EXPECT_EQ(catalog_.leases().Table(kName).value()->plan.tensors.size(), 1u);
 }
 
 TEST_F(LeaseTableTest, HandingReadersTheirDescriptorsTakesNothing) {

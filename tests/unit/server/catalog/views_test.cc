@@ -38,7 +38,7 @@ class ViewsTest : public ::testing::Test {
   }
   CheckpointInfo Load(const LoadRequest& request) {
     const std::string name = node_->Load(request, "", false).value().info.name;
-    node_->catalog().WatchEnd(name, Soon());
+    node_->catalog().watchers().WatchEnd(name, Soon());
     const CheckpointInfo info = node_->catalog().Get(name).value();
     EXPECT_EQ(info.state, CheckpointState::kActive) << info.failure;
     return info;
@@ -86,7 +86,7 @@ TEST_F(ViewsTest, WhatATrainerHasLoadedServesARule) {
 TEST_F(ViewsTest, AViewHasTheTableOfWhoeverAsked) {
   Load(Ruled());
   const CheckpointInfo stated = Load(Stated({"b"}));
-  const auto shard = node_->catalog().Table(stated.name).value();
+  const auto shard = node_->catalog().leases().Table(stated.name).value();
   ASSERT_THAT(shard->plan.tensors, SizeIs(1));
   EXPECT_EQ(BytesOf(node_->catalog(), stated.name, 0), Rows(source_.b(), 300, 0, 5));
   EXPECT_THAT(shard->unexpected, ::testing::ElementsAre("a"));
@@ -107,7 +107,7 @@ TEST_F(ViewsTest, NamesThatNobodyAsksForAreRefusedAsIfNothingWereResident) {
   strict.refuse_unexpected = true;
   request.layout = std::make_shared<const RankLayout>(std::move(strict));
   const std::string name = node_->Load(request, "").value().info.name;
-  node_->catalog().WatchEnd(name, Soon());
+  node_->catalog().watchers().WatchEnd(name, Soon());
   EXPECT_THAT(node_->catalog().Get(name).value().failure,
               FailsWith(absl::StatusCode::kInvalidArgument, reason::kUnexpectedTensors));
 }
@@ -185,7 +185,7 @@ TEST_F(ViewsTest, IsUnloadedWithItsOwnerByEitherName) {
 TEST_F(ViewsTest, IsEvictedWithItsOwner) {
   Load(Ruled());
   const CheckpointInfo stated = Load(Stated({"a", "b"}));
-  EXPECT_OK(node_->catalog().MakeRoom(3 * kSmallSegment, absl::ResourceExhaustedError("full")));
+  EXPECT_OK(node_->catalog().eviction().MakeRoom(3 * kSmallSegment, absl::ResourceExhaustedError("full")));
   EXPECT_THAT(node_->catalog().Get(stated.name),
               FailsWith(absl::StatusCode::kNotFound, reason::kCheckpointNotFound));
   EXPECT_EQ(Used(), 0u);
@@ -214,7 +214,7 @@ TEST_F(ViewsTest, WhoTakesMemoryOverIsGivenNeitherWhatIsKeptForAnotherNorMoreTha
   ruled.intended = part.intended = stated.intended = AttachMode::kExclusive;
   const std::string owner = Load(ruled).name;
   EXPECT_THAT(Load(part).served_from, IsEmpty());
-  ASSERT_TRUE(node_->catalog().KeepFor(owner, "its load"));
+  ASSERT_TRUE(node_->catalog().leases().KeepFor(owner, "its load"));
   EXPECT_THAT(Load(stated).served_from, IsEmpty());
 }
 
@@ -223,7 +223,7 @@ TEST_F(ViewsTest, WhatWasLoadedForNobodyServesWhoTakesItOver) {
   LoadRequest stated = Stated({"a", "b"});
   ruled.intended = stated.intended = AttachMode::kExclusive;
   const std::string owner = Load(ruled).name;
-  ASSERT_TRUE(node_->catalog().KeepFor(owner, ""));
+  ASSERT_TRUE(node_->catalog().leases().KeepFor(owner, ""));
   EXPECT_EQ(Load(stated).served_from, owner);
 }
 
@@ -239,8 +239,8 @@ TEST_F(ViewsTest, OfManyTheLeastRecentlyUsedIsForgotten) {
     names.push_back(Load(request).name);
     ASSERT_EQ(node_->catalog().Get(names.back()).value().served_from, owner);
     // Who is lent the first one uses it.
-    const auto held = node_->catalog().Hold(names[0], AttachMode::kShared).value();
-    node_->catalog().Release(held.name, held.generation);
+    const auto held = node_->catalog().leases().Hold(names[0], AttachMode::kShared).value();
+    node_->catalog().leases().Release(held.name, held.generation);
   }
   EXPECT_OK(node_->catalog().Get(names[0]));
   EXPECT_THAT(node_->catalog().Get(names[1]),

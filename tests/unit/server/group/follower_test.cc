@@ -245,7 +245,7 @@ TEST_F(FollowerTest, JoinsAgainWhenTheLeaderWasRestartedAndFailsWhatWasLoading) 
   const auto follower = StartWithALoad();
   leader_->Restart();
   ASSERT_TRUE(leader_->WaitForJoins(2));
-  catalog_.WatchEnd("checkpoints/a", Soon());
+  catalog_.watchers().WatchEnd("checkpoints/a", Soon());
   EXPECT_THAT(catalog_.Get("checkpoints/a").value().failure,
               FailsWith(absl::StatusCode::kUnavailable, reason::kRankLost));
   ASSERT_TRUE(follower->WaitReady(Soon()));
@@ -254,7 +254,7 @@ TEST_F(FollowerTest, JoinsAgainWhenTheLeaderWasRestartedAndFailsWhatWasLoading) 
 TEST_F(FollowerTest, ALoadThatEndedBecauseTheLeaderGaveThisRankUpSaysSo) {
   const auto follower = StartWithALoad();
   leader_->GiveUp();
-  catalog_.WatchEnd("checkpoints/a", Soon());
+  catalog_.watchers().WatchEnd("checkpoints/a", Soon());
   const absl::Status why = catalog_.Get("checkpoints/a").value().failure;
   EXPECT_THAT(why, FailsWith(absl::StatusCode::kUnavailable, reason::kRankLost));
   EXPECT_EQ(FactsOf(why).at("rank"), "1");
@@ -264,7 +264,7 @@ TEST_F(FollowerTest, ALoadThatEndedBecauseTheLeaderWasLostNamesIt) {
   const auto follower = StartWithALoad();
   leader_->RefuseJoins(absl::UnavailableError("nobody listens"));
   leader_->GiveUp();
-  catalog_.WatchEnd("checkpoints/a", Soon());
+  catalog_.watchers().WatchEnd("checkpoints/a", Soon());
   EXPECT_EQ(FactsOf(catalog_.Get("checkpoints/a").value().failure).at("rank"), "0");
 }
 
@@ -287,7 +287,7 @@ TEST_F(FollowerTest, ShowsTheLeadersProgressUntilBytesMove) {
   CheckpointInfo info;
   const Deadline deadline = Soon();
   while (info.progress.stage != Stage::kGathering && Clock::now() < deadline) {
-    info = catalog_.Watch("checkpoints/a", seen, deadline).value();
+    info = catalog_.watchers().Watch("checkpoints/a", seen, deadline).value();
   }
   EXPECT_THAT(info.progress.waiting_ranks, ::testing::ElementsAre(0));
 }
@@ -304,7 +304,7 @@ TEST_F(FollowerTest, ShowsMoreBytesThanTheTransferHasReported) {
   uint64_t seen = 0;
   uint64_t shown = 0;
   for (const Deadline deadline = Soon(); shown != 30 && Clock::now() < deadline;) {
-    shown = catalog_.Watch("checkpoints/a", seen, deadline).value().progress.bytes_done;
+    shown = catalog_.watchers().Watch("checkpoints/a", seen, deadline).value().progress.bytes_done;
   }
   EXPECT_EQ(shown, 30u);
 }
@@ -368,7 +368,7 @@ TEST_F(FollowerTest, FailsALoadThatTheLeaderNoLongerRuns) {
   catalog_.Begin("checkpoints/a", RuleRequest());
   catalog_.Begin("checkpoints/b", RuleRequest());
   const auto follower = Start();
-  catalog_.WatchEnd("checkpoints/b", Soon());
+  catalog_.watchers().WatchEnd("checkpoints/b", Soon());
   EXPECT_THAT(catalog_.Get("checkpoints/b").value().failure,
               FailsWith(absl::StatusCode::kAborted, reason::kEpochChanged));
   EXPECT_EQ(catalog_.Get("checkpoints/a").value().state, CheckpointState::kLoading);

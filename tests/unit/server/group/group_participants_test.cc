@@ -8,6 +8,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/protocol/timing.h"
 
 namespace ckptd {
 namespace {
@@ -128,7 +129,7 @@ TEST_F(GroupParticipantsTest, ARankThatComesLaterHearsItUnlessTheOtherOneComesAg
     const std::string id = comes_again ? "again" : "a";
     EXPECT_EQ(Hears(0, In(id)), "in it") << "for a moment";
     if (comes_again) group_.Update(1, {In("b2", "/whatever it is")}, now_);
-    now_ += GroupParticipants::kRejoinGrace;
+    now_ += timing::kRejoinGrace;
     EXPECT_EQ(Hears(0, In(id)), comes_again ? "in it" : "rank 1: a mistake");
     group_.Update(0, {}, now_);
   }
@@ -140,7 +141,7 @@ TEST_F(GroupParticipantsTest, AFailureIsHeardOfForSecondsAndByNoProcessThatBegan
   now_ += seconds(4);
   young.process_age = seconds(3);
   EXPECT_EQ(Hears(2, young), "in it");
-  now_ += GroupParticipants::kFailureVisibleFor - seconds(4) + milliseconds(1);
+  now_ += timing::kFailureVisibleFor - seconds(4) + milliseconds(1);
   EXPECT_EQ(Hears(0, In("a")), "in it");
   now_ += seconds(10);
   EXPECT_EQ(Hears(0, In("a")), "in it");
@@ -164,7 +165,7 @@ TEST_F(GroupParticipantsTest, AFailureThatIsToldLateLeavesItsRankTheTimeToComeAg
   group_.Update(1, {Aged(Failed(In("b")), seconds(90), seconds(8))}, now_);
   EXPECT_EQ(Hears(2, In("c2")), "in it");
   EXPECT_TRUE(group_.TakeEnded().empty()) << "rank 2 waits in it";
-  now_ += GroupParticipants::kRejoinGrace;
+  now_ += timing::kRejoinGrace;
   EXPECT_EQ(Hears(2, In("c2")), "rank 1: a mistake");
 }
 
@@ -177,13 +178,13 @@ TEST_F(GroupParticipantsTest, JobsThatUseTheSameDaemonsHearNothingOfEachOther) {
   ASSERT_EQ(verdicts.size(), 1u);
   EXPECT_EQ(verdicts[0].id, "e0");
   EXPECT_TRUE(group_.TakeEnded().empty()) << "T waits in a load of the same files";
-  now_ += GroupParticipants::kAbsentAfter;
+  now_ += timing::kAbsentAfter;
   EXPECT_EQ(Hears(0, Of("T", In("t0"))), "in it");
   group_.Update(1, {Of("T", In("t1"))}, now_);
   EXPECT_EQ(Hears(0, Of("E", In("e2", "/next"))), "in it");
-  now_ += GroupParticipants::kAbsentAfter;
+  now_ += timing::kAbsentAfter;
   EXPECT_EQ(Hears(2, Of("E", In("later", "/next"))), "in it");
-  now_ += GroupParticipants::kAbsentAfter;
+  now_ += timing::kAbsentAfter;
   EXPECT_EQ(Hears(2, Of("E", In("later", "/next"))), "rank 1: a mistake") << "T's call is none of E";
 }
 
@@ -199,7 +200,7 @@ TEST_F(GroupParticipantsTest, ARankThatFailedElsewhereAndStaysAwayIsHeardOfByTho
   group_.Update(1, {other}, now_);
   group_.Update(1, {Failed(other)}, now_);
   group_.Update(1, {}, now_);
-  now_ += GroupParticipants::kAbsentAfter - milliseconds(1);
+  now_ += timing::kAbsentAfter - milliseconds(1);
   EXPECT_EQ(Hears(0, In("a")), "in it");
   now_ += milliseconds(1);
   EXPECT_EQ(Hears(0, In("a")), "rank 1: a mistake");

@@ -10,6 +10,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/protocol/timing.h"
 #include "tests/testing/core_values.h"
 
 namespace ckptd {
@@ -136,7 +137,7 @@ TEST_F(LocalParticipantsTest, WhatEndedLongAgoIsNotToldAndTakesNoRoom) {
   EXPECT_GE(failed.age, after);
   EXPECT_GE(failed.ended_age, std::chrono::seconds(5));
   EXPECT_LE(failed.ended_age, after);
-  EXPECT_EQ(local_.Snapshot(now_ + after + kFailureHeardFor).size(), 1u) << "the one that loads";
+  EXPECT_EQ(local_.Snapshot(now_ + after + timing::kFailureVisibleFor).size(), 1u) << "the one that loads";
   EXPECT_TRUE(Join("again").ok());
 }
 

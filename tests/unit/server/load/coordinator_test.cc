@@ -1,13 +1,18 @@
 #include "server/load/coordinator.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <future>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "common/base/mutex.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/checkpoint/open.h"
@@ -20,12 +25,44 @@
 namespace ckptd {
 namespace {
 
+// What an observer hears of loads, in its order.
+class LoadRecorder final : public LoadObserver {
+ public:
+  void OnProgress(const std::string& name, const Progress& progress) override {
+    Note(name, std::string(NameOf(progress.stage)));
+  }
+  void OnEnded(const std::string& name, const absl::Status& status, const Progress&) override {
+    Note(name, status.ok() ? "loaded" : ReasonOf(status));
+  }
+  // Waits for that line.
+  std::vector<std::string> LinesUntil(const std::string& name, const std::string& last) {
+    MutexLock lock(mutex_);
+    EXPECT_TRUE(changed_.WaitUntil(mutex_, Soon(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      const auto& lines = lines_[name];
+      return !lines.empty() && lines.back() == last;
+    }));
+    return lines_[name];
+  }
+
+ private:
+  void Note(const std::string& name, const std::string& line) {
+    MutexLock lock(mutex_);
+    auto& lines = lines_[name];
+    if (lines.empty() || lines.back() != line) lines.push_back(line);
+    changed_.NotifyAll();
+  }
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::map<std::string, std::vector<std::string>> lines_ ABSL_GUARDED_BY(mutex_);
+};
+
 class CoordinatorTest : public ::testing::Test {
  protected:
   std::unique_ptr<Coordinator> Start(ReaderPolicy reader = ReaderPolicy::kRank0) {
-    return std::make_unique<Coordinator>(
-        Coordinator::Parts{group_.rank(0).catalog, group_.membership(), group_.peers(),
-                           load_worker_, lookups_, {.threads = 1}, reader});
+    return std::make_unique<Coordinator>(Coordinator::Parts{
+        group_.rank(0).catalog, group_.membership(), group_.peers(), load_worker_, lookups_,
+        {.threads = 1}, reader, nullptr, nullptr, {&recorder_}});
   }
   LoadRequest Rules() { return RuleRequest("fsdp:2", source_.path()); }
   LoadRequest Statement(uint32_t rank, const std::string& tensor = "a") {
@@ -35,7 +72,7 @@ class CoordinatorTest : public ::testing::Test {
   }
   // The state in which the load ends on `rank`. Its catalog must know the name.
   CheckpointInfo EndOf(uint32_t rank, const std::string& name) {
-    group_.rank(rank).catalog.WatchEnd(name, Soon());
+    group_.rank(rank).catalog.watchers().WatchEnd(name, Soon());
     return group_.rank(rank).catalog.Get(name).value();
   }
 
@@ -59,6 +96,7 @@ class CoordinatorTest : public ::testing::Test {
 
   std::promise<void> prepares_;
   std::promise<void> go_on_;
+  LoadRecorder recorder_;
   SmallSource source_;
   GroupInProcess group_{2};
   SourceChecker lookups_{[](const CheckpointIndex& index) {
@@ -72,6 +110,23 @@ TEST_F(CoordinatorTest, OneProposalOfRulesLoadsEveryRank) {
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
   EXPECT_EQ(EndOf(0, name).state, CheckpointState::kActive);
   EXPECT_EQ(EndOf(1, name).state, CheckpointState::kActive);
+}
+
+TEST_F(CoordinatorTest, ObserversHearOfEveryStageAndOnceOfTheEnd) {
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  const std::vector<std::string> lines = recorder_.LinesUntil(name, "loaded");
+  // The pending load may be seen before it is taken.
+  EXPECT_THAT(std::vector(std::find(lines.begin(), lines.end(), "queued"), lines.end()),
+              ::testing::ElementsAre("queued", "opening", "planning", "allocating", "transferring",
+                                     "publishing", "loaded"));
+}
+
+TEST_F(CoordinatorTest, ObserversHearWhyALoadHasFailed) {
+  group_.rank(1).link->on_commit = [] {
+    return MakeError(absl::StatusCode::kDataLoss, reason::kDigestMismatch, "a flipped bit");
+  };
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  recorder_.LinesUntil(name, reason::kDigestMismatch);
 }
 
 TEST_F(CoordinatorTest, AskedWhoLacksAShardItAsksAllRanksNow) {
@@ -144,7 +199,7 @@ TEST_F(CoordinatorTest, ALoadThatWaitsForAnotherOneIsShownAsQueued) {
   Stage stage = Stage::kUnspecified;
   uint64_t seen = 0;
   for (const Deadline end = Soon(); stage != Stage::kQueued && Clock::now() < end;) {
-    stage = group_.rank(0).catalog.Watch(name, seen, end).value().progress.stage;
+    stage = group_.rank(0).catalog.watchers().Watch(name, seen, end).value().progress.stage;
   }
   EXPECT_EQ(stage, Stage::kQueued);
   go_on.set_value();
@@ -174,7 +229,7 @@ TEST_F(CoordinatorTest, WhatAMemberHasReadIsSeenBeforeItIsDone) {
     uint64_t seen = 0;
     uint64_t shown = 0;
     for (const Deadline end = Soon(); shown < kFar && Clock::now() < end;) {
-      shown = leaders.Watch(call.name, seen, end).value().progress.storage_bytes;
+      shown = leaders.watchers().Watch(call.name, seen, end).value().progress.storage_bytes;
     }
     EXPECT_GE(shown, kFar);
     return read(call);
@@ -210,7 +265,7 @@ TEST_F(CoordinatorTest, ACancelledLoadThatIsQueuedTouchesNoRank) {
   load_worker_.Post([held = go_on.get_future().share()] { held.wait(); });
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
   uint64_t seen = 0;
-  while (group_.rank(0).catalog.Watch(name, seen, Soon()).value().progress.stage != Stage::kQueued) {
+  while (group_.rank(0).catalog.watchers().Watch(name, seen, Soon()).value().progress.stage != Stage::kQueued) {
   }
   ASSERT_OK(coordinator_->CancelFor(0, name));
   EXPECT_THAT(EndOf(0, name).failure,
@@ -380,7 +435,7 @@ TEST_F(CoordinatorTest, DestructionAbortsAndWaitsForTheLoadThatRuns) {
 }
 
 TEST_F(CoordinatorTest, RefusesAProposalOfARankThatIsNotInTheGroup) {
-  EXPECT_THAT(coordinator_->Propose(7, Rules()),
+  EXPECT_THAT(coordinator_->ProposeForMember(7, Rules()),
               FailsWith(absl::StatusCode::kInvalidArgument, reason::kWrongRank));
 }
 

@@ -18,6 +18,7 @@
 #include "common/base/status.h"
 #include "server/group/membership.h"
 #include "server/load/error_priority.h"
+#include "server/protocol/timing.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/status_matchers.h"
 
@@ -181,7 +182,7 @@ TEST_F(ExecuteFanoutTest, ACauseIsToldThoughWhatFollowsFromItCameFirst) {
   const absl::Status cause =
       MakeError(absl::StatusCode::kUnavailable, reason::kDeviceFailed, "an Xid");
   progress_ = [this, &cause, begun = Clock::now(), ended = false]() mutable {
-    const bool late = Clock::now() - begun > kPrimaryErrorPatience / 4;
+    const bool late = Clock::now() - begun > timing::kPrimaryError / 4;
     if (late && !std::exchange(ended, true)) second_.aborted.set_value(cause);
     return Progress();
   };

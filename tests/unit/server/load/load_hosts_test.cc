@@ -53,7 +53,7 @@ TEST_P(LoadHostsTest, EveryRankGetsItsRowsAndTheirDigests) {
     const Catalog& catalog = group_.rank(rank).catalog;
     const auto bytes = BytesOf(catalog, kName, 0);
     EXPECT_EQ(bytes, Rows(source_.a(), 1000, rows[rank].first, rows[rank].second));
-    EXPECT_EQ(catalog.Look(kName).value().shard->digests[0], TensorDigest(bytes)) << rank;
+    EXPECT_EQ(catalog.leases().Look(kName).value().shard->digests[0], TensorDigest(bytes)) << rank;
   }
 }
 

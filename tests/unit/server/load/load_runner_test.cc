@@ -41,14 +41,16 @@ class LoadRunnerTest : public ::testing::Test {
     for (uint32_t rank = 0; rank < wanted.size(); ++rank) {
       const LoadRequest one = RankRequest(rank, group_.size(), wanted[rank]);
       const auto layout = std::get<std::shared_ptr<const RankLayout>>(one.layout);
-      load.stated.push_back(wanted[rank].empty() ? nullptr : layout);
+      load.layouts.push_back(wanted[rank].empty() ? nullptr : layout);
       if (!wanted[rank].empty()) load.request.layout = layout;
     }
     return load;
   }
 
   LoadOutcome Run(const ReadyLoad& load) { return Run(load, group_.peers(), CommChoice::kAuto); }
-  LoadOutcome Run(const ReadyLoad& load, PeerAccess peers, CommChoice comm) {
+  // A load may be run again: each run begins with a state of its own.
+  LoadOutcome Run(ReadyLoad load, PeerAccess peers, CommChoice comm) {
+    load.state = std::make_shared<LoadStateMachine>(LoadState::kQueued);
     ReadingOptions reading;
     reading.threads = 2;
     reading.comm = comm;
@@ -99,7 +101,7 @@ TEST_F(LoadRunnerTest, WithoutMemoryOnOneRankAllGiveBackTheirsAndTheLoadMayWait)
   other.intended = AttachMode::kExclusive;  // never sealed, so that rank 0 can map it afterwards
   Catalog& crowded = group_.rank(1).catalog;
   ASSERT_OK(MakeActive(crowded, "checkpoints/other", other, 8 * kSmallSegment));
-  ASSERT_OK(crowded.Hold("checkpoints/other", AttachMode::kExclusive));
+  ASSERT_OK(crowded.leases().Hold("checkpoints/other", AttachMode::kExclusive));
   ReadyLoad load = ByRules("fsdp:3");
   load.order = 1;
   load.memory_deadline = Soon();
@@ -120,11 +122,11 @@ TEST_F(LoadRunnerTest, WhatOtherRanksHoldIsFilledBeforeAnOlderLoadThatWaitsForMe
   Catalog& crowded = group_.rank(2).catalog;
   ASSERT_OK(crowded.Unload(kName, true));
   ASSERT_OK(MakeActive(crowded, "checkpoints/other", RuleRequest(), 8 * kSmallSegment));
-  ASSERT_OK(crowded.Hold("checkpoints/other", AttachMode::kShared));
+  ASSERT_OK(crowded.leases().Hold("checkpoints/other", AttachMode::kShared));
   crowded.Begin("checkpoints/older", RuleRequest());
   PrepareCall older = CallOf("checkpoints/older", RuleRequest());
   older.order = 2;
-  ASSERT_FALSE(crowded.Allocate(older, ShardOf(8 * kSmallSegment)).ok());
+  ASSERT_FALSE(crowded.eviction().Allocate(older, ShardOf(8 * kSmallSegment)).ok());
   ASSERT_OK(crowded.Unload("checkpoints/other", true));
   load.order = 9;
   load.memory_deadline = Soon();
@@ -142,7 +144,7 @@ TEST_F(LoadRunnerTest, WhatOtherRanksHoldIsFilledBeforeAnOlderLoadThatWaitsForMe
 TEST_F(LoadRunnerTest, ALoadThatDoesNotWaitForMemoryFailsWithTheRefusal) {
   Catalog& crowded = group_.rank(1).catalog;
   ASSERT_OK(MakeActive(crowded, "checkpoints/other", RuleRequest(), 8 * kSmallSegment));
-  ASSERT_OK(crowded.Hold("checkpoints/other", AttachMode::kShared));
+  ASSERT_OK(crowded.leases().Hold("checkpoints/other", AttachMode::kShared));
   EXPECT_THAT(Run(ByRules("fsdp:3")).status,
               FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
 }
@@ -164,7 +166,7 @@ TEST_F(LoadRunnerTest, DigestsAreThoseOfTheBytes) {
   ASSERT_OK(Run(ByRules("fsdp:3")).status);
   for (uint32_t rank = 0; rank < 3; ++rank) {
     const Catalog& catalog = group_.rank(rank).catalog;
-    EXPECT_THAT(catalog.Look(kName).value().shard->digests,
+    EXPECT_THAT(catalog.leases().Look(kName).value().shard->digests,
                 ElementsAre(TensorDigest(BytesOf(catalog, kName, 0)),
                             TensorDigest(BytesOf(catalog, kName, 1))));
   }
@@ -174,7 +176,7 @@ TEST_F(LoadRunnerTest, ALoadWithoutDigestsHasNone) {
   ReadyLoad load = ByRules("fsdp:3");
   load.request.digests = false;
   ASSERT_OK(Run(load).status);
-  EXPECT_TRUE(group_.rank(1).catalog.Look(kName).value().shard->digests.empty());
+  EXPECT_TRUE(group_.rank(1).catalog.leases().Look(kName).value().shard->digests.empty());
 }
 
 TEST_F(LoadRunnerTest, StorageIsReadOnceHoweverManyRanksNeedIt) {
@@ -239,7 +241,7 @@ TEST_F(LoadRunnerTest, RanksThatHoldTheirShardAreNotFilledAgain) {
 
 TEST_F(LoadRunnerTest, APadTailIsZero) {
   ASSERT_OK(Run(ByRules("fsdp:3")).status);
-  const Catalog::Held held = group_.rank(2).catalog.Look(kName).value();
+  const ShardLeases::Held held = group_.rank(2).catalog.leases().Look(kName).value();
   const PlannedTensor& tensor = held.shard->plan.tensors[0];
   ASSERT_GE(held.shard->plan.slab_bytes, tensor.offset + tensor.bytes + 24);
   const std::span<std::byte> slab = held.memory->View().segments[0];
@@ -417,11 +419,11 @@ TEST_F(LoadRunnerTest, ATensorThatIsNotThereNamesTheRankThatWantsIt) {
 }
 
 ReadyLoad Strict(ReadyLoad load) {
-  for (auto& stated : load.stated) {
-    if (stated == nullptr) continue;
-    RankLayout layout = *stated;
+  for (auto& shared : load.layouts) {
+    if (shared == nullptr) continue;
+    RankLayout layout = *shared;
     layout.refuse_unexpected = true;
-    stated = std::make_shared<const RankLayout>(std::move(layout));
+    shared = std::make_shared<const RankLayout>(std::move(layout));
   }
   return load;
 }
@@ -444,8 +446,8 @@ TEST_F(LoadRunnerTest, ARankThatReloadsAloneIsNotAskedForTheTensorsOfOthers) {
 
 TEST_F(LoadRunnerTest, AShardKnowsWhatItsRankDidNotName) {
   ASSERT_OK(Run(Stated({"a", "b", "a"})).status);
-  EXPECT_THAT(group_.rank(0).catalog.Look(kName).value().shard->unexpected, ElementsAre("b"));
-  EXPECT_THAT(group_.rank(1).catalog.Look(kName).value().shard->unexpected, ElementsAre("a"));
+  EXPECT_THAT(group_.rank(0).catalog.leases().Look(kName).value().shard->unexpected, ElementsAre("b"));
+  EXPECT_THAT(group_.rank(1).catalog.leases().Look(kName).value().shard->unexpected, ElementsAre("a"));
 }
 
 TEST_F(LoadRunnerTest, FilesThatOtherRanksWereNotLoadedFromAreRefused) {

@@ -55,9 +55,9 @@ TEST_F(LoadViewsTest, AViewIsLoadingUntilAllRanksHoldTheirsAndKeepsTheFailureOfO
     meanwhile = first.Get(kName).value();
     unloaded = first.Unload(owner.name, false).status();
     // It is kept for who waits for the view from the end of that load on.
-    first.SetKept(std::chrono::nanoseconds(0));
-    EXPECT_TRUE(first.KeepFor(kName, "its load"));
-    first.SetKept(std::chrono::hours(1));
+    first.leases().SetKept(std::chrono::nanoseconds(0));
+    EXPECT_TRUE(first.leases().KeepFor(kName, "its load"));
+    first.leases().SetKept(std::chrono::hours(1));
     return absl::UnavailableError("its cable was cut");
   };
   EXPECT_FALSE(Run(view).status.ok());
@@ -66,7 +66,7 @@ TEST_F(LoadViewsTest, AViewIsLoadingUntilAllRanksHoldTheirsAndKeepsTheFailureOfO
   EXPECT_THAT(unloaded, FailsWith(absl::StatusCode::kFailedPrecondition, reason::kNotActive));
   EXPECT_EQ(Info(0).state, CheckpointState::kActive);
   EXPECT_THAT(Info(0).failure, Says("its cable was cut"));
-  EXPECT_THAT(first.MakeRoom(kSmallSegment, absl::ResourceExhaustedError("full")),
+  EXPECT_THAT(first.eviction().MakeRoom(kSmallSegment, absl::ResourceExhaustedError("full")),
               Says("checkpoints/owner is kept for who waited for it"));
 }
 
@@ -89,7 +89,7 @@ TEST_F(LoadViewsTest, AViewWhoseLoadWaitsForMemoryElsewhereKeepsNoMemory) {
   Catalog& crowded = group_.rank(2).catalog;
   ASSERT_OK(crowded.Unload(owner.name, true));
   ASSERT_OK(MakeActive(crowded, "checkpoints/other", RuleRequest(), 8 * kSmallSegment));
-  ASSERT_OK(crowded.Hold("checkpoints/other", AttachMode::kShared));
+  ASSERT_OK(crowded.leases().Hold("checkpoints/other", AttachMode::kShared));
   ReadyLoad view = ByRules("hsdp:1x3");
   view.memory_deadline = Soon();
   EXPECT_THAT(Run(view).refused_by, ElementsAre(2));
@@ -103,12 +103,12 @@ TEST_F(LoadViewsTest, WhatRanksHoldIsNotEvictedWhileAnotherIsFilledThoughNobodyA
   ASSERT_OK(group_.rank(2).catalog.Unload(kName, true));
   absl::Status room;
   group_.rank(2).link->on_finish = [&] {
-    room = group_.rank(1).catalog.MakeRoom(kSmallSegment, absl::ResourceExhaustedError("full"));
+    room = group_.rank(1).catalog.eviction().MakeRoom(kSmallSegment, absl::ResourceExhaustedError("full"));
     return absl::OkStatus();
   };
   ASSERT_OK(Run(ByRules("fsdp:3")).status);
   EXPECT_THAT(room, Says("checkpoints/a is needed until other ranks are filled"));
-  EXPECT_OK(group_.rank(1).catalog.MakeRoom(kSmallSegment, absl::ResourceExhaustedError("full")));
+  EXPECT_OK(group_.rank(1).catalog.eviction().MakeRoom(kSmallSegment, absl::ResourceExhaustedError("full")));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/protocol/timing.h"
 #include "tests/testing/pending_loads_fixture.h"
 
 namespace ckptd {
@@ -15,7 +16,7 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-class RoundsConflictTest : public PendingLoadsTest {
+class PendingLoadsConflictTest : public PendingLoadsTest {
  protected:
   std::string StateOf(uint32_t rank, const std::string& source) {
     LoadRequest request = RankRequest(rank, 3);
@@ -36,7 +37,7 @@ class RoundsConflictTest : public PendingLoadsTest {
   PendingLoads::JobsOf jobs_ = [](uint32_t, const std::string&) { return std::set<std::string>{""}; };
 };
 
-TEST_F(RoundsConflictTest, LoadsOfTwoJobsThatUseTheSameDaemonsDoNotWaitForEachOther) {
+TEST_F(PendingLoadsConflictTest, LoadsOfTwoJobsThatUseTheSameDaemonsDoNotWaitForEachOther) {
   StateOf(0, "/a");
   StateOf(1, "/b");
   bool known = true;
@@ -44,26 +45,26 @@ TEST_F(RoundsConflictTest, LoadsOfTwoJobsThatUseTheSameDaemonsDoNotWaitForEachOt
     return std::set<std::string>{known ? "job of " + source : ""};
   };
   GivenUp({});
-  EXPECT_THAT(GivenUp(PendingLoads::kConflictPatience), IsEmpty());
+  EXPECT_THAT(GivenUp(timing::kConflictPatience), IsEmpty());
   known = false;
   GivenUp({});
-  EXPECT_EQ(GivenUp(PendingLoads::kConflictPatience).size(), 2u);
+  EXPECT_EQ(GivenUp(timing::kConflictPatience).size(), 2u);
 }
 
-TEST_F(RoundsConflictTest, LoadsThatWaitForEachOthersRanksAreGivenUpAfterSeconds) {
+TEST_F(PendingLoadsConflictTest, LoadsThatWaitForEachOthersRanksAreGivenUpAfterSeconds) {
   StateOf(0, "/a");
   StateOf(1, "/b");
   StateOf(2, "/a");
   EXPECT_THAT(GivenUp({}), IsEmpty());
-  EXPECT_THAT(GivenUp(PendingLoads::kConflictPatience - milliseconds(1)), IsEmpty());
-  EXPECT_THAT(GivenUp(PendingLoads::kConflictPatience),
+  EXPECT_THAT(GivenUp(timing::kConflictPatience - milliseconds(1)), IsEmpty());
+  EXPECT_THAT(GivenUp(timing::kConflictPatience),
               ::testing::UnorderedElementsAre(
                   HasSubstr("loading /a: the ranks do not make the same load, rank 1 loads /b"),
                   HasSubstr("loading /b: the ranks do not make the same load, rank 0 loads /a")));
   EXPECT_THAT(pending_.Names(), IsEmpty());
 }
 
-TEST_F(RoundsConflictTest, SoAreLoadsOfThreeDifferentFilesAndOfOneFileWithOtherOptions) {
+TEST_F(PendingLoadsConflictTest, SoAreLoadsOfThreeDifferentFilesAndOfOneFileWithOtherOptions) {
   StateOf(0, "/a");
   StateOf(1, "/b");
   LoadRequest other = RankRequest(2, 3);
@@ -71,28 +72,28 @@ TEST_F(RoundsConflictTest, SoAreLoadsOfThreeDifferentFilesAndOfOneFileWithOtherO
   other.digests = false;
   Propose(2, other);
   GivenUp({});
-  const auto sentences = GivenUp(PendingLoads::kConflictPatience);
+  const auto sentences = GivenUp(timing::kConflictPatience);
   EXPECT_EQ(sentences.size(), 3u);
   EXPECT_THAT(sentences, ::testing::Contains(HasSubstr("with other options")));
 }
 
-TEST_F(RoundsConflictTest, ALoadThatWaitsForRanksIsGivenUpForAllOfThemAndOneThatRunsIsNot) {
+TEST_F(PendingLoadsConflictTest, ALoadThatWaitsForRanksIsGivenUpForAllOfThemAndOneThatRunsIsNot) {
   const std::string waits = StateOf(0, "/a");
   const std::string other = StateOf(0, "/b");
   for (uint32_t rank = 0; rank < 3; ++rank) StateOf(rank, "/c");
-  const std::string runs = pending_.TakeReady().at(0).name;
+  const ReadyLoad runs = pending_.TakeReady().at(0);
   const std::string by_rule = Propose(1, RuleRequest("fsdp:3", "/a"));
-  for (const char* source : {"/a", "/c"}) pending_.GiveUp(source, absl::AbortedError("a mistake"));
+  for (const char* source : {"/a", "/c"}) pending_.CancelWaiting(source, absl::AbortedError("a mistake"));
   EXPECT_NE(StateOf(1, "/a"), waits) << "nobody joins it";
   const auto taken = pending_.TakeExpired(now_);
   ASSERT_EQ(taken.size(), 1u);
   EXPECT_EQ(taken[0].name, waits);
   EXPECT_EQ(taken[0].cancelled, absl::AbortedError("a mistake"));
-  EXPECT_TRUE(pending_.Cancelled(runs).ok() && pending_.Cancelled(other).ok());
+  EXPECT_OK(runs.state->cancelled());
   EXPECT_EQ(pending_.TakeReady().at(0).name, by_rule);
 }
 
-TEST_F(RoundsConflictTest, RanksThatComeInTheirOwnTimeAreWaitedFor) {
+TEST_F(PendingLoadsConflictTest, RanksThatComeInTheirOwnTimeAreWaitedFor) {
   StateOf(0, "/a");
   StateOf(0, "/b");
   StateOf(1, "/b");
@@ -100,14 +101,14 @@ TEST_F(RoundsConflictTest, RanksThatComeInTheirOwnTimeAreWaitedFor) {
   EXPECT_THAT(GivenUp(std::chrono::seconds(60)), IsEmpty()) << "rank 1 may come to /a after /b";
 }
 
-TEST_F(RoundsConflictTest, OneThatIsSolvedInTimeIsForgotten) {
+TEST_F(PendingLoadsConflictTest, OneThatIsSolvedInTimeIsForgotten) {
   StateOf(0, "/a");
   StateOf(1, "/b");
   GivenUp({});
   StateOf(0, "/b");
-  EXPECT_THAT(GivenUp(PendingLoads::kConflictPatience), IsEmpty());
+  EXPECT_THAT(GivenUp(timing::kConflictPatience), IsEmpty());
   StateOf(2, "/c");
-  EXPECT_THAT(GivenUp(PendingLoads::kConflictPatience + milliseconds(1)), IsEmpty()) << "it began just now";
+  EXPECT_THAT(GivenUp(timing::kConflictPatience + milliseconds(1)), IsEmpty()) << "it began just now";
 }
 
 }  // namespace

@@ -22,8 +22,8 @@ TEST_F(PendingLoadsTest, RanksThatHoldTheirShardNeedNotStateAgain) {
   EXPECT_EQ(State(1), name);
   const auto ready = pending_.TakeReady();
   ASSERT_EQ(ready.size(), 1u);
-  EXPECT_EQ(ready[0].stated[0], nullptr);
-  EXPECT_NE(ready[0].stated[1], nullptr);
+  EXPECT_EQ(ready[0].layouts[0], nullptr);
+  EXPECT_NE(ready[0].layouts[1], nullptr);
 }
 
 TEST_F(PendingLoadsTest, ALoadOfOneRankKeepsWhatTheHoldersAskedFor) {
@@ -40,8 +40,8 @@ TEST_F(PendingLoadsTest, ARankThatTurnsOutToHoldNothingIsWaitedFor) {
   LoadOutcome outcome;
   outcome.lost = {2};
   pending_.Finished(name, outcome);
-  ASSERT_EQ(pending_.Waiting().size(), 1u);
-  EXPECT_THAT(pending_.Waiting()[0].waiting, ElementsAre(2));
+  ASSERT_EQ(pending_.ListWaiting().size(), 1u);
+  EXPECT_THAT(pending_.ListWaiting()[0].ranks, ElementsAre(2));
   EXPECT_EQ(State(2), name);
   EXPECT_EQ(pending_.TakeReady().size(), 1u);
 }
@@ -59,8 +59,8 @@ TEST_F(PendingLoadsTest, ALoadThatWasRefusedMemoryWaitsUntilThoseRanksHaveRoom) 
   pending_.Finished(name, outcome);
   pending_.Finished(other, {absl::OkStatus(), {}, {0, 1, 2}, {}});
   EXPECT_THAT(pending_.TakeReady(), IsEmpty());
-  EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(1, 2));
-  EXPECT_THAT(pending_.Waiting().at(0).refused, Says("a trainer holds it"));
+  EXPECT_THAT(pending_.ListWaiting().at(0).ranks, ElementsAre(1, 2));
+  EXPECT_THAT(pending_.ListWaiting().at(0).refused, Says("a trainer holds it"));
   pending_.NoteRoom(1, {name}, now_);
   pending_.NoteRoom(2, {name}, now_);  // too soon: each attempt costs the leader some time
   EXPECT_THAT(pending_.TakeReady(), IsEmpty());
@@ -139,11 +139,11 @@ TEST_F(PendingLoadsTest, ARankThatAsksWhileItsLoadRunsWithoutItIsLoadedNext) {
   const auto next = pending_.TakeReady();
   ASSERT_EQ(next.size(), 1u);
   EXPECT_EQ(next[0].name, name);
-  EXPECT_EQ(next[0].stated[1], nullptr);
-  EXPECT_NE(next[0].stated[2], nullptr);
+  EXPECT_EQ(next[0].layouts[1], nullptr);
+  EXPECT_NE(next[0].layouts[2], nullptr);
 }
 
-TEST_F(PendingLoadsTest, ARankThatAskedLateIsPartOfARoundThatIsPutBack) {
+TEST_F(PendingLoadsTest, ARankThatAskedLateIsPartOfALoadThatIsPutBack) {
   const std::string name = Load({0, 2});
   State(1);
   ASSERT_EQ(pending_.TakeReady().size(), 1u);
@@ -153,8 +153,8 @@ TEST_F(PendingLoadsTest, ARankThatAskedLateIsPartOfARoundThatIsPutBack) {
   pending_.Finished(name, outcome);
   const auto ready = pending_.TakeReady();
   ASSERT_EQ(ready.size(), 1u);
-  EXPECT_NE(ready[0].stated[1], nullptr);
-  EXPECT_NE(ready[0].stated[2], nullptr);
+  EXPECT_NE(ready[0].layouts[1], nullptr);
+  EXPECT_NE(ready[0].layouts[2], nullptr);
 }
 
 TEST_F(PendingLoadsTest, ALateRequestEndsWithALoadThatFails) {
@@ -165,14 +165,14 @@ TEST_F(PendingLoadsTest, ALateRequestEndsWithALoadThatFails) {
   LoadOutcome outcome;
   outcome.status = absl::InternalError("boom");
   pending_.Finished(name, outcome);
-  EXPECT_THAT(pending_.Waiting(), IsEmpty());
+  EXPECT_THAT(pending_.ListWaiting(), IsEmpty());
   EXPECT_THAT(pending_.TakeReady(), IsEmpty());
 }
 
 TEST_F(PendingLoadsTest, AFailedLoadLeavesNothingToJoin) {
   const std::string name = Load({});
   EXPECT_NE(State(1), name);
-  EXPECT_EQ(pending_.Waiting().size(), 1u);
+  EXPECT_EQ(pending_.ListWaiting().size(), 1u);
 }
 
 TEST_F(PendingLoadsTest, GivesTheFilesOfTheCheckpointThatARequestWouldJoin) {
@@ -190,7 +190,7 @@ TEST_F(PendingLoadsTest, ARankThatWantsSomethingElseHasNoFilesToCheck) {
 TEST_F(PendingLoadsTest, ChangedFilesBeginANewCheckpointForAllRanks) {
   const std::string name = Load({0, 2});
   EXPECT_NE(Propose(1, RankRequest(1, 3), false), name);
-  EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(0, 2));
+  EXPECT_THAT(pending_.ListWaiting().at(0).ranks, ElementsAre(0, 2));
 }
 
 TEST_F(PendingLoadsTest, WhatAJoiningRankHoldsCanBeJoined) {
@@ -203,7 +203,7 @@ TEST_F(PendingLoadsTest, WhatAJoiningRankHoldsCanBeJoined) {
 TEST_F(PendingLoadsTest, WhatOnlySomeRanksHoldMustBeStatedByTheOthers) {
   pending_.SetResidents(2, 1, {Resident("checkpoints/old")});
   State(1);
-  EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(0));
+  EXPECT_THAT(pending_.ListWaiting().at(0).ranks, ElementsAre(0));
 }
 
 TEST_F(PendingLoadsTest, ResidentsOfAnotherGroupSizeAreIgnored) {
@@ -219,20 +219,20 @@ TEST_F(PendingLoadsTest, ResidentsOfOneNameMustAgreeOnWhatTheyAre) {
   other.request_digests[0] ^= 1;
   pending_.SetResidents(2, 1, {other});
   State(1);
-  EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(2));
+  EXPECT_THAT(pending_.ListWaiting().at(0).ranks, ElementsAre(2));
 }
 
-TEST_F(PendingLoadsTest, ARoundThatHasToWaitAgainIsJoinedAlsoWhenItsRunnerWasOutOfDate) {
+TEST_F(PendingLoadsTest, ALoadThatHasToWaitAgainIsJoinedAlsoWhenItsRunnerWasOutOfDate) {
   const std::string name = Load({0, 2});
   EXPECT_EQ(State(1), name);
   ASSERT_EQ(pending_.TakeReady().size(), 1u);
-  pending_.MarkDoomed(name);
+  RunsInAnEpochThatHasPassed(name);
   pending_.Finished(name, {absl::OkStatus(), {}, {}, {0}});
   EXPECT_EQ(State(0), name);
   EXPECT_THAT(pending_.TakeReady(), SizeIs(1));
 }
 
-TEST_F(PendingLoadsTest, ARoundThatWasGivenUpIsNotJoinedThoughItHasToWaitAgain) {
+TEST_F(PendingLoadsTest, ALoadThatWasGivenUpIsNotJoinedThoughItHasToWaitAgain) {
   const std::string name = Load({0, 2});
   State(1);
   ASSERT_EQ(pending_.TakeReady().size(), 1u);
@@ -245,14 +245,14 @@ TEST_F(PendingLoadsTest, WhoJoinsWhileItsPredecessorIsForgottenHoldsWhatItTold) 
   pending_.SetResidents(0, 2, {Resident("checkpoints/old")});
   pending_.SetResidents(0, 1, {});
   State(1);
-  EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(2));
+  EXPECT_THAT(pending_.ListWaiting().at(0).ranks, ElementsAre(2));
 }
 
 TEST_F(PendingLoadsTest, WhoAsksWhileALoadOfWhatOthersHoldFailsHasToAskAgainWhenItHasEnded) {
   const std::string name = Load({0, 2});
   State(1);
   pending_.TakeReady();
-  pending_.MarkDoomed(name);
+  RunsInAnEpochThatHasPassed(name);
   EXPECT_FALSE(pending_.Propose({1, RankRequest(1, 3)}, true, now_).value().has_value());
   EXPECT_FALSE(pending_.WaitWhileFinishing({1, RankRequest(1, 3)}, now_));
   pending_.Finished(name, {absl::AbortedError("boom"), {}, {}, {}});
@@ -261,7 +261,7 @@ TEST_F(PendingLoadsTest, WhoAsksWhileALoadOfWhatOthersHoldFailsHasToAskAgainWhen
   EXPECT_THAT(pending_.TakeReady(), SizeIs(1)) << "the others hold theirs";
 }
 
-TEST_F(PendingLoadsTest, WhoAsksAgainWaitsUntilARoundThatWasGivenUpIsTaken) {
+TEST_F(PendingLoadsTest, WhoAsksAgainWaitsUntilALoadThatWasGivenUpIsTaken) {
   const std::string name = Load({0, 2});
   pending_.SetResidents(2, 1, {});
   State(1);
@@ -274,15 +274,15 @@ TEST_F(PendingLoadsTest, WhoAsksAgainWaitsUntilARoundThatWasGivenUpIsTaken) {
 TEST_F(PendingLoadsTest, WaitingSaysThatARankHoldsAShardOfAnEarlierLoad) {
   const std::string name = Load({0, 2});
   State(1, "v");
-  EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(0, 2));
-  EXPECT_EQ(pending_.Waiting().at(0).elsewhere, "rank 0 holds its shard of " + name);
+  EXPECT_THAT(pending_.ListWaiting().at(0).ranks, ElementsAre(0, 2));
+  EXPECT_EQ(pending_.ListWaiting().at(0).conflict, "rank 0 holds its shard of " + name);
 }
 
 TEST_F(PendingLoadsTest, ARankThatLeftHoldsNothing) {
   const std::string name = Load({0, 1, 2});
   pending_.SetResidents(2, 1, {});
   EXPECT_EQ(State(1), name);
-  EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(2));
+  EXPECT_THAT(pending_.ListWaiting().at(0).ranks, ElementsAre(2));
 }
 
 }  // namespace

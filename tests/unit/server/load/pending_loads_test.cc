@@ -84,16 +84,14 @@ TEST_F(PendingLoadsTest, RanksOfTwoJobsMakeTwoLoads) {
 
 TEST_F(PendingLoadsTest, NobodyJoinsALoadThatFails) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
-  pending_.TakeReady();
-  pending_.MarkFinishing(name, true);
+  pending_.TakeReady().at(0).state->Fail();
   EXPECT_NE(Propose(2, RuleRequest("fsdp:3")), name);
 }
 
 TEST_F(PendingLoadsTest, WhoAsksWhileALoadIsPublishedHasToAskAgain) {
   // Its files may have changed since they were read.
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
-  pending_.TakeReady();
-  pending_.MarkFinishing(name, false);
+  EnterPublishing(pending_.TakeReady().at(0));
   EXPECT_FALSE(pending_.Propose({2, RuleRequest("fsdp:3")}, true, now_).value().has_value());
   EXPECT_FALSE(pending_.WaitWhileFinishing({2, RuleRequest("fsdp:3")}, Clock::now()));
   EXPECT_TRUE(pending_.WaitWhileFinishing({2, RuleRequest("fsdp:2")}, Clock::now()));
@@ -126,43 +124,43 @@ TEST_F(PendingLoadsTest, ALoadThatIsCancelledBeforeItBeginsIsTakenWithTheReason)
 
 TEST_F(PendingLoadsTest, WhoRunsALoadFindsThatItIsCancelled) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
-  pending_.TakeReady();
-  EXPECT_EQ(pending_.Cancelled(name), absl::OkStatus());
+  const auto state = pending_.TakeReady().at(0).state;
+  EXPECT_OK(state->cancelled());
   pending_.Cancel(name, absl::AbortedError("a mistake"));
-  EXPECT_EQ(pending_.Cancelled(name), absl::AbortedError("a mistake"));
+  EXPECT_EQ(state->cancelled(), absl::AbortedError("a mistake"));
+  EXPECT_EQ(state->Advance(LoadState::kOpening), absl::AbortedError("a mistake"));
   EXPECT_THAT(pending_.TakeExpired(now_), IsEmpty()) << "its end is the runner's";
   EXPECT_NE(Propose(2, RuleRequest("fsdp:3")), name);
 }
 
-TEST_F(PendingLoadsTest, OnlyALoadThatHasTouchedNoRankCanEndBeforeItsRunnerDoes) {
+TEST_F(PendingLoadsTest, OnlyALoadThatHasAllocatedOnNoRankCanEndBeforeItsRunnerDoes) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   const absl::Status why = absl::AbortedError("a mistake");
-  pending_.TakeReady();
-  EXPECT_OK(pending_.BeginAllocation(name));
+  EnterAllocating(pending_.TakeReady().at(0));
   EXPECT_FALSE(pending_.Cancel(name, why)) << "bytes may move";
   const std::string next = Propose(1, RuleRequest("fsdp:3"));
-  pending_.TakeReady();
+  const auto state = pending_.TakeReady().at(0).state;
   EXPECT_TRUE(pending_.Cancel(next, why));
-  EXPECT_EQ(pending_.BeginAllocation(next), why) << "and it touches none";
+  EXPECT_EQ(state->Advance(LoadState::kAllocating), why) << "and no rank allocates for it";
 }
 
-TEST_F(PendingLoadsTest, ALoadIsOverdueUntilItTouchesARank) {
+TEST_F(PendingLoadsTest, ALoadIsOverdueUntilItAllocates) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   const Clock::time_point late = now_ + RuleRequest("fsdp:3").timeout;
   EXPECT_THAT(pending_.Overdue(late), IsEmpty()) << "it expires";
-  pending_.TakeReady();
+  const ReadyLoad load = pending_.TakeReady().at(0);
   EXPECT_THAT(pending_.Overdue(late - std::chrono::nanoseconds(1)), IsEmpty());
   EXPECT_THAT(pending_.Overdue(late), ElementsAre(name));
-  EXPECT_OK(pending_.BeginAllocation(name));
+  EnterAllocating(load);
   EXPECT_THAT(pending_.Overdue(late), IsEmpty());
 }
 
 TEST_F(PendingLoadsTest, ALoadThatIsBeingPublishedIsNotCancelled) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
-  pending_.TakeReady();
-  pending_.MarkFinishing(name, false);
+  const ReadyLoad load = pending_.TakeReady().at(0);
+  EnterPublishing(load);
   pending_.Cancel(name, absl::AbortedError("too late"));
-  EXPECT_EQ(pending_.Cancelled(name), absl::OkStatus());
+  EXPECT_OK(load.state->cancelled());
 }
 
 TEST_F(PendingLoadsTest, OtherRulesAreAnotherLoad) {
@@ -170,43 +168,43 @@ TEST_F(PendingLoadsTest, OtherRulesAreAnotherLoad) {
   EXPECT_NE(Propose(2, RuleRequest("replicate:3")), name);
 }
 
-TEST_F(PendingLoadsTest, StatementsOfAllRanksAreGathered) {
+TEST_F(PendingLoadsTest, ProposalsOfAllRanksAreGathered) {
   State(0);
   State(2);
   EXPECT_THAT(pending_.TakeReady(), IsEmpty());
   State(1);
   const auto ready = pending_.TakeReady();
   ASSERT_EQ(ready.size(), 1u);
-  for (uint32_t rank = 0; rank < 3; ++rank) EXPECT_EQ(ready[0].stated[rank]->rank, rank);
+  for (uint32_t rank = 0; rank < 3; ++rank) EXPECT_EQ(ready[0].layouts[rank]->rank, rank);
 }
 
-TEST_F(PendingLoadsTest, StatementsOfOneLoadShareItsName) {
+TEST_F(PendingLoadsTest, ProposalsOfOneLoadShareItsName) {
   const std::string name = State(0);
   EXPECT_EQ(State(1), name);
 }
 
 TEST_F(PendingLoadsTest, WaitingNamesTheRanksThatHaveNotStated) {
   State(1);
-  const auto waiting = pending_.Waiting();
+  const auto waiting = pending_.ListWaiting();
   ASSERT_EQ(waiting.size(), 1u);
-  EXPECT_THAT(waiting[0].waiting, ElementsAre(0, 2));
+  EXPECT_THAT(waiting[0].ranks, ElementsAre(0, 2));
 }
 
 TEST_F(PendingLoadsTest, WaitingSaysWhatARankLoadsInstead) {
   LoadRequest other = RankRequest(1, 3);
   other.source = "/models/other";
   State(0);
-  EXPECT_EQ(pending_.Waiting().at(0).elsewhere, "");
+  EXPECT_EQ(pending_.ListWaiting().at(0).conflict, "");
   Propose(1, other);
-  for (const PendingLoads::Expired& pending : pending_.Waiting()) {
-    EXPECT_THAT(pending.elsewhere, ::testing::AnyOf("rank 1 loads /models/other",
+  for (const PendingLoads::Waiting& pending : pending_.ListWaiting()) {
+    EXPECT_THAT(pending.conflict, ::testing::AnyOf("rank 1 loads /models/other",
                                                   "rank 0 loads " + RankRequest(0, 3).source));
   }
   State(1);
   State(2);
   pending_.TakeReady();
-  ASSERT_EQ(pending_.Waiting().size(), 1u);
-  EXPECT_EQ(pending_.Waiting()[0].elsewhere, "") << "one that runs waits for nobody";
+  ASSERT_EQ(pending_.ListWaiting().size(), 1u);
+  EXPECT_EQ(pending_.ListWaiting()[0].conflict, "") << "one that runs waits for nobody";
 }
 
 TEST_F(PendingLoadsTest, ARequestIsNewUntilSomebodyHasAskedForTheSameOrHoldsIt) {
@@ -223,26 +221,26 @@ TEST_F(PendingLoadsTest, WaitingSaysThatARankLoadsWithOtherOptions) {
   other.policy.cast_to = Dtype::kF16;
   State(0);
   Propose(1, other);
-  const auto waiting = pending_.Waiting();
+  const auto waiting = pending_.ListWaiting();
   ASSERT_EQ(waiting.size(), 2u);
-  for (const PendingLoads::Expired& pending : waiting) {
-    EXPECT_THAT(pending.elsewhere, ::testing::HasSubstr(" with other options"));
+  for (const PendingLoads::Waiting& pending : waiting) {
+    EXPECT_THAT(pending.conflict, ::testing::HasSubstr(" with other options"));
   }
 }
 
 TEST_F(PendingLoadsTest, StatingTheSameTwiceChangesNothing) {
   const std::string name = State(1);
   EXPECT_EQ(State(1), name);
-  EXPECT_EQ(pending_.Waiting().size(), 1u);
+  EXPECT_EQ(pending_.ListWaiting().size(), 1u);
 }
 
-TEST_F(PendingLoadsTest, ARankThatStatesSomethingElseOpensAnotherRound) {
+TEST_F(PendingLoadsTest, ARankThatStatesSomethingElseOpensAnotherLoad) {
   const std::string name = State(1, "w");
   EXPECT_NE(State(1, "v"), name);
-  EXPECT_EQ(pending_.Waiting().size(), 2u);
+  EXPECT_EQ(pending_.ListWaiting().size(), 2u);
 }
 
-TEST_F(PendingLoadsTest, OfSeveralRoundsTheOneThatWasBegunLastIsJoined) {
+TEST_F(PendingLoadsTest, OfSeveralLoadsTheOneThatWasBegunLastIsJoined) {
   for (int i = 0; i < 20; ++i) {  // their names are random
     PendingLoads pending_loads(3);
     ASSERT_OK(pending_loads.Propose({0, RankRequest(0, 3, "of a trainer that has ended")}, true, now_));
@@ -251,8 +249,8 @@ TEST_F(PendingLoadsTest, OfSeveralRoundsTheOneThatWasBegunLastIsJoined) {
   }
 }
 
-LoadRequest Named(LoadRequest request, const std::string& statement) {
-  request.statement = statement;
+LoadRequest Named(LoadRequest request, const std::string& id) {
+  request.proposal_id = id;
   return request;
 }
 
@@ -260,7 +258,7 @@ TEST_F(PendingLoadsTest, ARankWhoseTrainerHasGoneIsWaitedForAgain) {
   const std::string name = Propose(0, Named(RankRequest(0, 3, "old"), "s0"));
   State(1);
   pending_.Withdraw(0, {"s0"}, now_);
-  EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(0, 2));
+  EXPECT_THAT(pending_.ListWaiting().at(0).ranks, ElementsAre(0, 2));
   State(2);
   EXPECT_THAT(pending_.TakeReady(), IsEmpty());
   EXPECT_EQ(State(0), name);  // another trainer, with other tensors
@@ -269,12 +267,12 @@ TEST_F(PendingLoadsTest, ARankWhoseTrainerHasGoneIsWaitedForAgain) {
   EXPECT_EQ(ready[0].request_digests[0], RequestDigest(RankRequest(0, 3)));
 }
 
-TEST_F(PendingLoadsTest, OnlyTheVeryStatementIsWithdrawn) {
+TEST_F(PendingLoadsTest, OnlyTheVeryProposalIsWithdrawn) {
   Propose(0, Named(RankRequest(0, 3), "s0"));
   Propose(0, Named(RankRequest(0, 3), "s0 again"));
   pending_.Withdraw(0, {"s0", ""}, now_);
   pending_.Withdraw(1, {"s0 again"}, now_);
-  EXPECT_THAT(pending_.Waiting().at(0).waiting, ElementsAre(1, 2));
+  EXPECT_THAT(pending_.ListWaiting().at(0).ranks, ElementsAre(1, 2));
 }
 
 TEST_F(PendingLoadsTest, ALoadThatRunsIsNotStoppedByATrainerThatHasGone) {
@@ -285,7 +283,7 @@ TEST_F(PendingLoadsTest, ALoadThatRunsIsNotStoppedByATrainerThatHasGone) {
   EXPECT_THAT(pending_.TakeExpired(now_ + std::chrono::hours(1)), IsEmpty());
 }
 
-TEST_F(PendingLoadsTest, ARoundThatNobodyWaitsForExpiresAtOnceUnlessSomebodyJoinsIt) {
+TEST_F(PendingLoadsTest, ALoadThatNobodyWaitsForExpiresAtOnceUnlessSomebodyJoinsIt) {
   Propose(0, Named(RankRequest(0, 3), "s0"));
   pending_.Withdraw(0, {"s0"}, now_);
   Propose(1, Named(RankRequest(1, 3), "s1"));
@@ -294,7 +292,7 @@ TEST_F(PendingLoadsTest, ARoundThatNobodyWaitsForExpiresAtOnceUnlessSomebodyJoin
   EXPECT_EQ(pending_.TakeExpired(now_).size(), 1u);
 }
 
-TEST_F(PendingLoadsTest, AStatementThatComesWhileTheLoadRunsBeginsAnew) {
+TEST_F(PendingLoadsTest, AProposalThatComesWhileTheLoadRunsBeginsAnew) {
   const std::string name = State(0);
   State(1);
   State(2);
@@ -302,7 +300,7 @@ TEST_F(PendingLoadsTest, AStatementThatComesWhileTheLoadRunsBeginsAnew) {
   EXPECT_NE(State(1, "v"), name);
 }
 
-TEST_F(PendingLoadsTest, ARoundExpiresAtItsDeadlineAndNamesTheMissingRanks) {
+TEST_F(PendingLoadsTest, ALoadExpiresAtItsDeadlineAndNamesTheMissingRanks) {
   LoadRequest request = RankRequest(1, 3);
   request.timeout = std::chrono::seconds(5);
   const std::string name = Propose(1, request);
@@ -310,10 +308,10 @@ TEST_F(PendingLoadsTest, ARoundExpiresAtItsDeadlineAndNamesTheMissingRanks) {
   const auto expired = pending_.TakeExpired(now_ + std::chrono::seconds(5));
   ASSERT_EQ(expired.size(), 1u);
   EXPECT_EQ(expired[0].name, name);
-  EXPECT_THAT(expired[0].waiting, ElementsAre(0, 2));
+  EXPECT_THAT(expired[0].ranks, ElementsAre(0, 2));
 }
 
-TEST_F(PendingLoadsTest, WhoJoinsARoundHasItsOwnTime) {
+TEST_F(PendingLoadsTest, WhoJoinsALoadHasItsOwnTime) {
   LoadRequest request = RankRequest(1, 3);
   request.timeout = std::chrono::seconds(5);
   Propose(1, request);
@@ -324,10 +322,10 @@ TEST_F(PendingLoadsTest, WhoJoinsARoundHasItsOwnTime) {
   EXPECT_EQ(pending_.TakeExpired(now_ + std::chrono::seconds(9)).size(), 1u);
 }
 
-TEST_F(PendingLoadsTest, AnExpiredRoundIsForgotten) {
+TEST_F(PendingLoadsTest, AnExpiredLoadIsForgotten) {
   State(1);
   pending_.TakeExpired(now_ + std::chrono::hours(1));
-  EXPECT_THAT(pending_.Waiting(), IsEmpty());
+  EXPECT_THAT(pending_.ListWaiting(), IsEmpty());
 }
 
 TEST_F(PendingLoadsTest, ALoadThatRunsDoesNotExpire) {
@@ -374,8 +372,8 @@ TEST_F(PendingLoadsTest, WhatExpiresSaysWhatARankLoadsInsteadThoughThatExpiresWi
   Propose(1, Another(1, 5));
   const auto expired = pending_.TakeExpired(now_ + std::chrono::hours(24));
   ASSERT_EQ(expired.size(), 2u);
-  for (const PendingLoads::Expired& pending : expired) {
-    EXPECT_THAT(pending.elsewhere, ::testing::AnyOf("rank 1 loads /models/5",
+  for (const PendingLoads::Waiting& pending : expired) {
+    EXPECT_THAT(pending.conflict, ::testing::AnyOf("rank 1 loads /models/5",
                                                   "rank 0 loads " + RankRequest(0, 3).source));
   }
 }

@@ -14,6 +14,7 @@
 #include "common/base/status.h"
 #include "server/group/membership_diff.h"
 #include "server/load/check_request.h"
+#include "server/load/load_log.h"
 #include "server/load/pending_loads.h"
 #include "server/load/progress_meter.h"
 #include "server/load/worker.h"
@@ -96,6 +97,17 @@ ReadReport Report(uint32_t reader, uint64_t storage_bytes,
   report.storage_bytes = storage_bytes;
   for (const auto& [rank, bytes] : ranks) report.filled.push_back({rank, bytes, false, {}});
   return report;
+}
+
+TEST(LoadLog, SaysHowLongALoadAndItsStagesTook) {
+  Progress last;
+  last.bytes_done = 297'000'000;
+  last.stages = {{Stage::kOpening, std::chrono::milliseconds(10)},
+                 {Stage::kPlanning, std::chrono::microseconds(20)},
+                 {Stage::kTransferring, std::chrono::milliseconds(1200)}};
+  EXPECT_EQ(DescribeEnd(absl::OkStatus(), last),
+            "loaded 297.0 MB in 1.210 s (opening 0.010, transferring 1.200)");
+  EXPECT_EQ(DescribeEnd(absl::AbortedError("no"), {}), "failed after 0.0 MB in 0.000 s");
 }
 
 TEST(ProgressMeter, CountsATransferAndNamesTheRankThatMissesMost) {

@@ -31,7 +31,7 @@ class NodeTest : public ::testing::Test {
   // Loads and waits for the end. Returns the name.
   std::string Load(const LoadRequest& request) {
     const std::string name = node_->Load(request, "").value().info.name;
-    node_->catalog().WatchEnd(name, Soon());
+    node_->catalog().watchers().WatchEnd(name, Soon());
     return name;
   }
 
@@ -116,7 +116,7 @@ TEST_F(NodeTest, VerifyingNamesATensorWhoseBytesChanged) {
   LoadRequest request = Request();
   request.intended = AttachMode::kExclusive;  // so that its memory can still be written
   const std::string name = Load(request);
-  const Catalog::Held held = node_->catalog().Look(name).value();
+  const ShardLeases::Held held = node_->catalog().leases().Look(name).value();
   const uint64_t offset = held.shard->plan.tensors[1].offset;
   held.memory->View().segments[0][offset] ^= std::byte{1};
   EXPECT_THAT(node_->Verify(name, Soon()).value().mismatched, ::testing::ElementsAre("b"));
@@ -235,7 +235,7 @@ TEST_F(NodeTest, ALoadThatWaitsForARankHasTheTimeOfWhoeverWaitsLongest) {
   ASSERT_EQ(second.info.name, name);
   EXPECT_TRUE(second.resident);
   const std::string other = load("replicate:2", std::chrono::seconds(2)).info.name;
-  leader.catalog().WatchEnd(other, Soon());
+  leader.catalog().watchers().WatchEnd(other, Soon());
   EXPECT_THAT(leader.catalog().Get(other).value().failure,
               FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing));
   EXPECT_EQ(leader.catalog().Get(name).value().state, CheckpointState::kLoading);
@@ -283,7 +283,7 @@ TEST_F(NodeTest, AMemberTellsTheLeaderOfEachClientThatWaitsButStatesItsTensorsOn
   }
   ASSERT_EQ(leader->proposals.size(), 2u);
   EXPECT_EQ(leader->proposals[1].timeout, std::chrono::seconds(60));
-  EXPECT_EQ(leader->proposals[1].statement, leader->proposals[0].statement);
+  EXPECT_EQ(leader->proposals[1].proposal_id, leader->proposals[0].proposal_id);
   Progress begun;
   begun.stage = Stage::kTransferring;
   member.catalog().UpdateProgress("checkpoints/a", begun);

@@ -214,7 +214,7 @@ TEST(ConvertCommit, KeepsTheCallAndItsProgress) {
   call.tensor_bytes = 77;
   call.progress.stage = Stage::kPublishing;
   call.progress.waiting_ranks = {3};
-  call.progress.elsewhere = "rank 3 loads /other";
+  call.progress.conflict = "rank 3 loads /other";
   call.progress.slowest_rank = -1;
   call.progress.stages = {{Stage::kOpening, std::chrono::nanoseconds(1'500'000'001)}};
   const CommitCall back = FromProto(ToProto(call));
@@ -223,7 +223,7 @@ TEST(ConvertCommit, KeepsTheCallAndItsProgress) {
   EXPECT_EQ(back.digests, call.digests);
   EXPECT_EQ(back.progress.stage, Stage::kPublishing);
   EXPECT_EQ(back.progress.waiting_ranks, call.progress.waiting_ranks);
-  EXPECT_EQ(back.progress.elsewhere, call.progress.elsewhere);
+  EXPECT_EQ(back.progress.conflict, call.progress.conflict);
   EXPECT_EQ(back.progress.slowest_rank, -1);
   EXPECT_EQ(back.progress.stages, call.progress.stages);
 }

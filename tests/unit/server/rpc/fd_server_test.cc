@@ -14,6 +14,7 @@
 
 #include "common/base/fd_passing.h"
 #include "common/base/reasons.h"
+#include "server/protocol/timing.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"
@@ -201,7 +202,7 @@ TEST_F(FdServerTest, MuteConnectionsDelayNobody) {
   const UniqueFd socket = Connect();
   Send(socket, Token());
   ASSERT_EQ(Receive(socket).status, 0u);
-  EXPECT_LT(Clock::now() - before, FdServer::kTokenPatience);
+  EXPECT_LT(Clock::now() - before, timing::kTokenPatience);
 }
 
 TEST_F(FdServerTest, PastTheLimitTheOldestMuteConnectionGoes) {
@@ -210,7 +211,7 @@ TEST_F(FdServerTest, PastTheLimitTheOldestMuteConnectionGoes) {
   const auto before = Clock::now();
   for (size_t i = 0; i < FdServer::kMaxUnproven; ++i) mute.push_back(Connect());
   EXPECT_EQ(Rest(oldest), "");
-  EXPECT_LT(Clock::now() - before, FdServer::kTokenPatience);
+  EXPECT_LT(Clock::now() - before, timing::kTokenPatience);
 }
 
 TEST_F(FdServerTest, ExclusiveMemoryLeavesTheDaemonOnceItIsHandedOver) {
@@ -225,7 +226,7 @@ TEST_F(FdServerTest, ExclusiveMemoryLeavesTheDaemonOnceItIsHandedOver) {
   uint64_t seen = 0;
   CheckpointInfo info;
   while (info.state != CheckpointState::kTaken) {
-    info = catalog_.Watch(kName, seen, Soon()).value();
+    info = catalog_.watchers().Watch(kName, seen, Soon()).value();
   }
   EXPECT_EQ(memory_->Usage().used, 0u);
 }

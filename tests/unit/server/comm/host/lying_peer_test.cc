@@ -98,11 +98,11 @@ TEST_F(LyingPeerTest, WhatIsNoMemoryIsRefused) {
   int ends[2] = {-1, -1};
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
   const UniqueFd other(ends[1]);
-  EXPECT_THAT(MapWhatIsGiven(UniqueFd(ends[0]), kPage), Says("no memfd"));
+  EXPECT_THAT(MapWhatIsGiven(UniqueFd(ends[0]), kPage), Says("not a memfd"));
   EXPECT_THAT(MapWhatIsGiven(UniqueFd(::open("/dev/zero", O_RDWR | O_CLOEXEC)), kPage),
-              Says("no memfd"));
+              Says("not a memfd"));
   EXPECT_THAT(MapWhatIsGiven(UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)), kPage),
-              Says("no memfd"));
+              Says("not a memfd"));
 }
 
 TEST_F(LyingPeerTest, AFileOnDiskIsRefused) {
@@ -110,7 +110,7 @@ TEST_F(LyingPeerTest, AFileOnDiskIsRefused) {
   UniqueFd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   ASSERT_EQ(::ftruncate(file.get(), kPage), 0);
   ::unlink(path.c_str());
-  EXPECT_THAT(MapWhatIsGiven(std::move(file), kPage), Says("no memfd"));
+  EXPECT_THAT(MapWhatIsGiven(std::move(file), kPage), Says("not a memfd"));
 }
 
 TEST_F(LyingPeerTest, MemoryForReadingOnlyIsRefused) {

@@ -1,4 +1,5 @@
-// The part of the catalog that takes memory for shards, and evicts for it.
+#include "server/catalog/eviction.h"
+
 #include <algorithm>
 #include <charconv>
 #include <optional>
@@ -10,7 +11,6 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "server/catalog/catalog.h"
 
 namespace ckptd {
 namespace {
@@ -26,34 +26,24 @@ std::optional<uint64_t> Said(const absl::Status& refused, const char* fact) {
   return read.ec == std::errc() ? std::optional(bytes) : std::nullopt;
 }
 
-// Before the operations are dropped.
-void NoteFiles(const CheckpointIndex& index, Shard& shard) {
-  for (const SourceFile& file : index.files) shard.paths.push_back(file.path);
-  const auto none = static_cast<uint32_t>(shard.paths.size());
-  shard.file_of.assign(shard.plan.tensors.size(), none);
-  for (const CopyOp& op : shard.plan.ops) {
-    shard.file_of[op.tensor] = std::min(shard.file_of[op.tensor], op.file);
-  }
-}
-
 }  // namespace
 
-// Memory by name is nobody's who has not asked for it: it goes with this process.
-HandleKind Catalog::KindFor(const LoadRequest& request) const {
-  const HandleKind first = backend_.kinds().front();
+// Memory by name goes with this process, so a client gets it only by asking for it.
+HandleKind KindFor(const MemoryBackend& backend, const LoadRequest& request) {
+  const HandleKind first = backend.kinds().front();
   return request.kind.value_or(first == HandleKind::kCudaIpc ? HandleKind::kVmmFd : first);
 }
 
-absl::Status Catalog::CheckKind(const LoadRequest& request) const {
+absl::Status Eviction::CheckKind(const LoadRequest& request) const {
   const std::vector<HandleKind> kinds = backend_.kinds();
-  const HandleKind asked = KindFor(request);
+  const HandleKind asked = KindFor(backend_, request);
   if (std::find(kinds.begin(), kinds.end(), asked) != kinds.end()) return absl::OkStatus();
   std::vector<std::string_view> names;
   for (const HandleKind kind : kinds) names.push_back(NameOf(kind));
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
                    fmt::format("loading {}: memory of rank {} is in {} and cannot be handed out as "
                                "{}, only as {}; ask for {}, or use another daemon",
-                               request.source, rank_,
+                               request.source, table_.rank,
                                backend_.device().empty() ? "the host" : backend_.device(),
                                NameOf(asked), fmt::join(names, " or "),
                                kinds.front() == HandleKind::kCudaIpc
@@ -61,17 +51,17 @@ absl::Status Catalog::CheckKind(const LoadRequest& request) const {
                                    : "none"));
 }
 
-bool Catalog::Evictable(const Entry& entry) const {
-  return entry.info.state == CheckpointState::kActive && !entry.info.pinned && !IsView(entry) &&
-         entry.info.leases == 0 && entry.info.slab_bytes > 0 && !Kept(entry) &&
-         Unended(entry) == nullptr;
+bool Eviction::Evictable(const CatalogEntry& entry) const {
+  return entry.info.state == CheckpointState::kActive && !entry.info.pinned && !entry.IsView() &&
+         entry.info.leases == 0 && entry.info.slab_bytes > 0 && !entry.Kept() &&
+         table_.Unended(entry) == nullptr;
 }
 
 // What cannot fit even then costs nobody its checkpoint.
-bool Catalog::EvictionHelps(uint64_t bytes, uint64_t budget,
+bool Eviction::EvictionHelps(uint64_t bytes, uint64_t budget,
                             std::optional<uint64_t> device_free) const {
   uint64_t evictable = 0;
-  for (const auto& [name, entry] : entries_) {
+  for (const auto& [name, entry] : table_.entries) {
     if (entry.memory == nullptr || !Evictable(entry)) continue;
     // Of a GPU, all that its allocation takes.
     for (const Segment& segment : entry.memory->Segments()) evictable += segment.bytes;
@@ -84,9 +74,9 @@ bool Catalog::EvictionHelps(uint64_t bytes, uint64_t budget,
   return !device_free.has_value() || bytes <= *device_free + evictable;
 }
 
-std::shared_ptr<ShardMemory> Catalog::EvictOne() {
-  Entry* victim = nullptr;
-  for (auto& [name, entry] : entries_) {
+std::shared_ptr<ShardMemory> Eviction::EvictOne() {
+  CatalogEntry* victim = nullptr;
+  for (auto& [name, entry] : table_.entries) {
     if (!Evictable(entry)) continue;
     if (victim == nullptr || entry.last_used < victim->last_used) victim = &entry;
   }
@@ -94,16 +84,16 @@ std::shared_ptr<ShardMemory> Catalog::EvictOne() {
   Log(LogLevel::kInfo, "{}: evicted, {:.1f} MB", victim->info.name,
       static_cast<double>(victim->info.slab_bytes) / 1e6);
   std::shared_ptr<ShardMemory> memory = std::move(victim->memory);
-  Erase(std::string(victim->info.name));
-  changed_.NotifyAll();
+  table_.Erase(std::string(victim->info.name));
+  table_.changed.NotifyAll();
   return memory;
 }
 
-absl::StatusOr<std::unique_ptr<Slab>> Catalog::AllocateEvicting(uint64_t bytes,
+absl::StatusOr<std::unique_ptr<Slab>> Eviction::AllocateEvicting(uint64_t bytes,
                                                                 const PrepareCall& call) {
   absl::Status status = CheckTurn(bytes, call);
   while (status.ok()) {
-    auto slab = backend_.Allocate(bytes, call.request.intended, KindFor(call.request));
+    auto slab = backend_.Allocate(bytes, call.request.intended, KindFor(backend_, call.request));
     if (slab.ok()) return slab;
     status = MakeRoom(bytes, slab.status());
   }
@@ -111,7 +101,7 @@ absl::StatusOr<std::unique_ptr<Slab>> Catalog::AllocateEvicting(uint64_t bytes,
   return status;
 }
 
-absl::Status Catalog::MakeRoom(uint64_t bytes, const absl::Status& refused) {
+absl::Status Eviction::MakeRoom(uint64_t bytes, const absl::Status& refused) {
   // What lacks may be no memory that shards are in.
   if (refused.code() != absl::StatusCode::kResourceExhausted ||
       Said(refused, "host_bytes").has_value()) {
@@ -124,7 +114,7 @@ absl::Status Catalog::MakeRoom(uint64_t bytes, const absl::Status& refused) {
   std::shared_ptr<ShardMemory> evicted;  // goes without the lock
   Occupied occupied;
   {
-    MutexLock lock(mutex_);
+    MutexLock lock(table_.mutex);
     if (EvictionHelps(taken, budget, device_free)) evicted = EvictOne();
     if (evicted != nullptr) return absl::OkStatus();
     occupied = FindOccupied();
@@ -132,7 +122,7 @@ absl::Status Catalog::MakeRoom(uint64_t bytes, const absl::Status& refused) {
   return SayOccupied(refused, occupied, taken <= budget);
 }
 
-absl::StatusOr<std::shared_ptr<ShardMemory>> Catalog::Allocate(const PrepareCall& call,
+absl::StatusOr<std::shared_ptr<ShardMemory>> Eviction::Allocate(const PrepareCall& call,
                                                                Shard shard) {
   CKPTD_RETURN_IF_ERROR(CheckKind(call.request));
   std::unique_ptr<Slab> slab;
@@ -140,33 +130,17 @@ absl::StatusOr<std::shared_ptr<ShardMemory>> Catalog::Allocate(const PrepareCall
     CKPTD_ASSIGN_OR_RETURN(slab, AllocateEvicting(shard.plan.slab_bytes, call));
   }
   auto memory =
-      std::make_shared<ShardMemory>(backend_, std::move(slab), KindFor(call.request));
-  MutexLock lock(mutex_);
-  Entry* entry = Find(call.name);
+      std::make_shared<ShardMemory>(backend_, std::move(slab), KindFor(backend_, call.request));
+  MutexLock lock(table_.mutex);
+  CatalogEntry* entry = table_.Find(call.name);
   if (entry == nullptr || entry->info.state != CheckpointState::kLoading) {
     return CheckpointNotFound(call.name);
   }
-  NotePlan(call, std::move(shard), *entry);
+  entry->NotePlan(call, std::move(shard));
   entry->memory = memory;
   entry->wanted.reset();
-  Touch(*entry);
+  table_.Touch(*entry);
   return memory;
-}
-
-void Catalog::NotePlan(const PrepareCall& call, Shard shard, Entry& entry) {
-  NoteFiles(*call.index, shard);
-  shard.plan.ops = {};
-  entry.info.slab_bytes = shard.plan.slab_bytes;
-  entry.info.tensor_count = shard.plan.tensors.size();
-  entry.info.plan_digest = call.plan_digest;
-  entry.info.epoch = call.epoch;
-  entry.info.source_identity = IdentityOf(call.index->files);
-  std::vector<uint64_t> facts = {entry.request_digest, entry.info.source_identity};
-  for (const SourceFile& file : call.index->files) facts.push_back(file.device);
-  entry.info.identity = CombineDigests(facts);
-  entry.files = call.index->files;
-  entry.request_digests = call.request_digests;
-  entry.shard = std::make_shared<Shard>(std::move(shard));
 }
 
 }  // namespace ckptd

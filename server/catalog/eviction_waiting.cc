@@ -1,14 +1,13 @@
-// The part of the catalog that says who holds memory, and serves loads that wait for it.
+// The part of the eviction that says who holds memory, and serves loads that wait for it.
 #include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "server/catalog/catalog.h"
+#include "server/catalog/eviction.h"
 
 namespace ckptd {
 namespace {
@@ -23,11 +22,11 @@ uint64_t BytesOf(const ShardMemory& memory) {
 
 }  // namespace
 
-Catalog::Occupied Catalog::FindOccupied() const {
+Eviction::Occupied Eviction::FindOccupied() const {
   Occupied out;
-  for (const auto& [name, entry] : entries_) {
+  for (const auto& [name, entry] : table_.entries) {
     const CheckpointInfo& info = entry.info;
-    if (IsView(entry)) continue;
+    if (entry.IsView()) continue;
     if (info.state == CheckpointState::kLoading) out.loading += info.slab_bytes;
     if (info.state != CheckpointState::kActive || entry.memory == nullptr) continue;
     if (info.leases > 0) {
@@ -37,17 +36,17 @@ Catalog::Occupied Catalog::FindOccupied() const {
       out.pinned += info.slab_bytes;
       out.by.emplace_back(name, "pinned");
     } else if (!Evictable(entry) && info.slab_bytes > 0) {
-      out.by.emplace_back(name, Unended(entry) != nullptr
+      out.by.emplace_back(name, table_.Unended(entry) != nullptr
                                     ? "needed until other ranks are filled"
                                     : fmt::format("kept for who waited for it, which is to acquire "
                                                   "it within {} s",
-                                                  kKept.count()));
+                                                  timing::kKeptForClient.count()));
     }
   }
   return out;
 }
 
-absl::Status Catalog::SayOccupied(const absl::Status& refused, const Occupied& occupied,
+absl::Status Eviction::SayOccupied(const absl::Status& refused, const Occupied& occupied,
                                   bool may_fit) const {
   std::vector<std::string> held;
   std::vector<std::string> names;
@@ -64,17 +63,17 @@ absl::Status Catalog::SayOccupied(const absl::Status& refused, const Occupied& o
       "{}; of the resident checkpoints {} bytes are leased, {} pinned, {} loading",
       MessageOf(refused), occupied.leased, occupied.pinned, occupied.loading);
   if (!held.empty()) {
-    text += fmt::format(": {} (`ckptctl leases --rank {}` shows leases)", fmt::join(held, "; "), rank_);
+    text += fmt::format(": {} (`ckptctl leases --rank {}` shows leases)", fmt::join(held, "; "), table_.rank);
   }
   Facts facts = FactsOf(refused);
   if (may_fit && !names.empty()) facts[kHeldBy] = fmt::format("{}", fmt::join(names, ","));
   return MakeError(refused.code(), reason::kNoMemory, text, facts);
 }
 
-absl::Status Catalog::CheckTurn(uint64_t bytes, const PrepareCall& call) const {
+absl::Status Eviction::CheckTurn(uint64_t bytes, const PrepareCall& call) const {
   const uint64_t budget = backend_.Usage().budget;
-  MutexLock lock(mutex_);
-  for (const auto& [name, entry] : entries_) {
+  MutexLock lock(table_.mutex);
+  for (const auto& [name, entry] : table_.entries) {
     if (!entry.wanted.has_value() || name == call.name) continue;
     const bool first = call.order == 0 || entry.wanted->order < call.order;
     if (!first || bytes + entry.wanted->bytes <= budget) continue;
@@ -88,21 +87,21 @@ absl::Status Catalog::CheckTurn(uint64_t bytes, const PrepareCall& call) const {
   return absl::OkStatus();
 }
 
-void Catalog::NoteWanted(const PrepareCall& call, uint64_t bytes, const absl::Status& refused) {
+void Eviction::NoteWanted(const PrepareCall& call, uint64_t bytes, const absl::Status& refused) {
   if (call.order == 0 || FactsOf(refused).count(kHeldBy) == 0) return;
-  MutexLock lock(mutex_);
-  Entry* entry = Find(call.name);
+  MutexLock lock(table_.mutex);
+  CatalogEntry* entry = table_.Find(call.name);
   if (entry == nullptr || entry->info.state != CheckpointState::kLoading) return;
-  entry->wanted = Entry::Wanted{bytes, call.order};
+  entry->wanted = CatalogEntry::Wanted{bytes, call.order};
 }
 
-void Catalog::GiveBack(const std::string& name) {
+void Eviction::GiveBack(const std::string& name) {
   std::shared_ptr<ShardMemory> freed;  // destroyed after the lock
-  MutexLock lock(mutex_);
-  Entry* entry = Find(name);
+  MutexLock lock(table_.mutex);
+  CatalogEntry* entry = table_.Find(name);
   if (entry == nullptr) return;
   // Else others would wait for what it keeps of its owner, and it for them.
-  if (IsView(*entry) && entry->filling.has_value() && entry->filled == 0) {
+  if (entry->IsView() && entry->filling.has_value() && entry->filled == 0) {
     entry->info.state = CheckpointState::kLoading;
     entry->info.served_from.clear();
     entry->filling.reset();
@@ -111,29 +110,29 @@ void Catalog::GiveBack(const std::string& name) {
   freed = std::move(entry->memory);
   entry->shard = nullptr;
   entry->info.slab_bytes = 0;
-  Touch(*entry);
+  table_.Touch(*entry);
 }
 
-bool Catalog::AnyWaiting() const {
-  MutexLock lock(mutex_);
-  return std::any_of(entries_.begin(), entries_.end(),
+bool Eviction::AnyWaiting() const {
+  MutexLock lock(table_.mutex);
+  return std::any_of(table_.entries.begin(), table_.entries.end(),
                      [](const auto& entry) { return entry.second.wanted.has_value(); });
 }
 
-void Catalog::Free(Evicted evicted, uint64_t bytes) {
+void Eviction::Free(Evicted evicted, uint64_t bytes) {
   if (evicted.empty()) return;
   // One owner: what is freed is gone when that has been counted.
   const auto all = std::make_shared<Evicted>(std::move(evicted));
   const auto free = [this, all, bytes] {
     all->clear();
-    MutexLock lock(mutex_);
+    MutexLock lock(table_.mutex);
     going_ -= bytes;
   };
   if (later_) return later_(free);
   free();
 }
 
-uint64_t Catalog::EvictUntil(uint64_t lacking, Evicted& evicted) {
+uint64_t Eviction::EvictUntil(uint64_t lacking, Evicted& evicted) {
   uint64_t bytes = 0;
   while (bytes < lacking) {
     std::shared_ptr<ShardMemory> memory = EvictOne();
@@ -145,9 +144,9 @@ uint64_t Catalog::EvictUntil(uint64_t lacking, Evicted& evicted) {
   return bytes;
 }
 
-std::vector<std::pair<Catalog::Entry::Wanted, std::string>> Catalog::WaitingInOrder() const {
-  std::vector<std::pair<Entry::Wanted, std::string>> waiting;
-  for (const auto& [name, entry] : entries_) {
+std::vector<std::pair<CatalogEntry::Wanted, std::string>> Eviction::WaitingInOrder() const {
+  std::vector<std::pair<CatalogEntry::Wanted, std::string>> waiting;
+  for (const auto& [name, entry] : table_.entries) {
     if (entry.wanted.has_value()) waiting.emplace_back(*entry.wanted, name);
   }
   std::sort(waiting.begin(), waiting.end(),
@@ -155,21 +154,21 @@ std::vector<std::pair<Catalog::Entry::Wanted, std::string>> Catalog::WaitingInOr
   return waiting;
 }
 
-std::vector<std::string> Catalog::MakeRoomForWaiting() {
+std::vector<std::string> Eviction::MakeRoomForWaiting() {
   std::vector<std::string> fit;
   // Heartbeats come through here, and the backend's answer may wait for memory that is being made.
   if (!AnyWaiting()) return fit;
   uint64_t going = 0;
   {
     // Before the use is looked at: what is freed in between counts as room twice, not as used twice.
-    MutexLock lock(mutex_);
+    MutexLock lock(table_.mutex);
     going = going_;
   }
   const MemoryUsage usage = backend_.Usage();
   Evicted evicted;
   uint64_t bytes = 0;
   {
-    MutexLock lock(mutex_);
+    MutexLock lock(table_.mutex);
     going = std::max(going, going_);
     uint64_t ahead = 0;  // the most that one wants who comes first
     for (const auto& [wanted, name] : WaitingInOrder()) {
