@@ -282,7 +282,7 @@ def test_a_daemon_plans_the_same_map(case, saved, pair):
 def test_a_daemon_names_patterns_that_describe_nothing_as_is_done_here(saved, pair):
     path, memory, more = saved(LLAMA)[0], {"cpu": "1GiB"}, ["--no-split", "model.layer.*"]
     said = planned(path, "auto", memory, LLAMA, ["none"], more)["warnings"]
-    assert [line.split(" describes ")[0] for line in said] == ["order: none", "no_split: model.layer.*"]
+    assert [line.split(" matches ")[0] for line in said] == ["order: none", "no_split: model.layer.*"]
     remote = ["--remote", "--address", pair.address(0)]
     assert planned(path, "auto", memory, LLAMA, ["none"], more + remote)["warnings"] == said
     with ckptd.connect(pair.address(0)) as client:
