@@ -198,7 +198,7 @@ def test_what_cannot_be_written_is_said_and_fails(command):
     [
         (("--rendezvous", "127.0.0.1:0"), "no other rank would know which port that becomes"),
         (("--nnodes", "2"), "say where rank 0 listens with --rendezvous HOST:PORT"),
-        (("--node-rank", "1"), "launching on node 1: a job of 1 node has none of that number"),
+        (("--node-rank", "1"), "launching on node 1: a job of 1 node has no node of that number"),
     ],
 )
 def test_launch_refuses_a_place_where_ranks_could_not_find_each_other(tmp_path, options, sentence):
