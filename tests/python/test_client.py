@@ -79,7 +79,7 @@ def test_a_load_that_waits_for_others_than_before_waits_anew(monkeypatch, caplog
 
 
 def test_who_waits_with_other_wishes_than_a_resident_load_hears_in_what_they_differ():
-    progress = dataclasses.replace(NO_PROGRESS, waiting_ranks=(0,), elsewhere="rank 0 loads /b")
+    progress = dataclasses.replace(NO_PROGRESS, waiting_ranks=(0,), conflict="rank 0 loads /b")
     waits = dataclasses.replace(NO_CHECKPOINT, progress=progress, differs=("layout",))
     assert waits.waits_for == ("rank 0 to take part (rank 0 loads /b); another load of this source is resident, and "
                                "this one differs in: layout")
