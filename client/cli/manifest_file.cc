@@ -43,9 +43,10 @@ std::string_view KindOf(mode_t mode) {
   return S_ISSOCK(mode) ? "a socket" : "no regular file";
 }
 
-bool IsOf(const CheckpointIndex& index, const struct stat& found) {
+bool IsOf(const CheckpointIndex& index, const fs::path& target) {
+  std::error_code ignored;
   return std::any_of(index.files.begin(), index.files.end(), [&](const SourceFile& file) {
-    return file.device == found.st_dev && file.inode == found.st_ino;
+    return fs::equivalent(file.path, target, ignored);
   });
 }
 

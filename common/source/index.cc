@@ -40,16 +40,14 @@ const TensorEntry* CheckpointIndex::Find(const std::string& name) const {
 uint64_t IdentityOf(const std::vector<SourceFile>& files) {
   std::vector<uint64_t> facts;
   for (const SourceFile& file : files) {
-    // Not its device: each host counts its own.
-    facts.insert(facts.end(), {file.inode, file.bytes,
-                               static_cast<uint64_t>(file.mtime_ns),
-                               static_cast<uint64_t>(file.ctime_ns), file.header_hash});
+    facts.insert(facts.end(), {Xxh3(file.object), Xxh3(file.version), file.bytes,
+                               static_cast<uint64_t>(file.mtime_ns), file.header_hash});
   }
   return Xxh3(std::as_bytes(std::span(facts)));
 }
 
 bool IsSameObject(const SourceFile& a, const SourceFile& b) {
-  return a.device == b.device && a.inode == b.inode;
+  return a.host == b.host && a.object == b.object;
 }
 
 bool IsSameOrCopy(const SourceFile& a, const SourceFile& b) {

@@ -26,17 +26,16 @@ struct Box {
   bool operator==(const Box&) const = default;
 };
 
-// An object of a source. Between its length and its header hash is who it was when its header was
-// read: only its storage knows what these numbers mean. They are kept, sent and compared; a
-// difference means another source.
+// An object of a source, as it was when its header was read. Only its storage knows what is in
+// `object`, `version` and `host`: others keep, send and compare them. A difference means another
+// source.
 struct SourceFile {
-  std::string path;  // absolute, as opened (links kept)
+  std::string path = {};  // absolute, as opened (links kept)
   uint64_t bytes = 0;
-  uint64_t device = 0;  // each host counts its own
-  uint64_t inode = 0;
-  int64_t mtime_ns = 0;
-  // Change time of the inode. A writer that sets mtime back moves it; so do chmod, rename and link.
-  int64_t ctime_ns = 0;
+  std::string object = {};   // which object the path led to; empty: not known
+  std::string version = {};  // its state; changes whenever it is written
+  std::string host = {};     // what only this host's view adds: other hosts may see another one
+  int64_t mtime_ns = 0;      // since 1970; copies may keep it
   uint64_t header_hash = 0;  // XXH3-64 of the bytes that were parsed
   bool operator==(const SourceFile&) const = default;
 };

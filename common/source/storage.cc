@@ -23,8 +23,7 @@ absl::Status CheckIsStill(const ReadableObject& object, const SourceFile& indexe
     return Changed(indexed.path, fmt::format("it has {} bytes, its header was read when it had {}",
                                              found.bytes, indexed.bytes));
   }
-  // An index made without identities has zeros there.
-  if (indexed.inode != 0 && !IsSameObject(found, indexed)) {
+  if (!indexed.object.empty() && !IsSameObject(found, indexed)) {
     return Changed(indexed.path, "another file took its place after its header was read");
   }
   return absl::OkStatus();

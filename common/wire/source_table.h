@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-#include "ckptd/v1/checkpoint_service.pb.h"
+#include "ckptd/v1/source.pb.h"
 #include "common/source/index.h"
 
 namespace ckptd {

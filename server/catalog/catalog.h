@@ -1,5 +1,5 @@
 // The checkpoints of one daemon (one rank): their states, memory and leases'
-// counts. LOADING -> ACTIVE -> (UNLOADING) | FAILED | TAKEN. The catalog begins, publishes and ends
+// counts. LOADING -> ACTIVE | FAILED, ACTIVE -> TAKEN. The catalog begins, publishes and ends
 // them; its parts watch them, lend them and find memory for them. Thread-safe: all share the mutex
 // of CatalogTable, and no callback and no slow call is made under it.
 #ifndef CKPTD_SERVER_CATALOG_CATALOG_H_

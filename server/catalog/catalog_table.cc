@@ -65,7 +65,7 @@ void CatalogEntry::NotePlan(const PrepareCall& call, Shard planned) {
   info.epoch = call.epoch;
   info.source_identity = IdentityOf(call.index->files);
   std::vector<uint64_t> facts = {asked.digest, info.source_identity};
-  for (const SourceFile& file : call.index->files) facts.push_back(file.device);
+  for (const SourceFile& file : call.index->files) facts.push_back(Xxh3(file.host));
   info.identity = CombineDigests(facts);
   files = call.index->files;
   request_digests = call.request_digests;

@@ -98,7 +98,7 @@ absl::Status CheckWords(const Config& config) {
       CheckWord("--load-mode", config.load_mode, {"auto", "shared", "private", "exclusive"}));
   CKPTD_RETURN_IF_ERROR(CheckWord("--ready-when", config.ready_when, {"group", "loaded"}));
   CKPTD_RETURN_IF_ERROR(ParseReaderPolicy(config.reader).status());
-  CKPTD_RETURN_IF_ERROR(ParseReadWay(config.read).status());
+  CKPTD_RETURN_IF_ERROR(ParseIoMode(config.read).status());
   CKPTD_RETURN_IF_ERROR(ParseCommChoice(config.comm).status());
   LogLevel level = LogLevel::kInfo;
   if (ParseLogLevel(config.log_level, level)) return absl::OkStatus();

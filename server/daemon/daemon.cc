@@ -83,7 +83,7 @@ Node::Options Daemon::NodeOptions() {
                       RandomHex(8), peer_address_, host_, static_cast<int32_t>(::getpid())};
   options.memory_endpoint = paths_.memory;
   options.reading.threads = config_.reader_threads;
-  options.reading.io_mode = ParseReadWay(config_.read).value();  // CheckConfig has checked it
+  options.reading.io_mode = ParseIoMode(config_.read).value();  // CheckConfig has checked it
   options.reader = ParseReaderPolicy(config_.reader).value();    // CheckConfig has checked it
   options.heartbeat_interval = Seconds(config_.heartbeat_interval);
   options.heartbeat_timeout = Seconds(config_.heartbeat_timeout);

@@ -154,9 +154,7 @@ absl::StatusOr<ReadReport> PartReader::Read(const TransferOptions& options,
   CKPTD_RETURN_IF_ERROR(ended.status());
   TransferResult result = *std::move(ended);
   ReadReport report = Begun();
-  report.storage_bytes = result.storage_bytes;
-  report.mapped_bytes = progress.mapped_bytes;
-  report.direct_bytes = progress.direct_bytes;
+  report.read = progress.read();
   for (size_t i = 0; i < report.filled.size(); ++i) {
     report.filled[i].bytes = result.done[i];
     if (!result.digests.empty()) report.filled[i].digests = std::move(result.digests[i]);

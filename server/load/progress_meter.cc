@@ -56,7 +56,7 @@ void ProgressMeter::Update(const ReadReport& report) {
 
 void ProgressMeter::Note(const ReadReport& report) {
   ReadReport& known = done_[report.reader];
-  if (report.storage_bytes < known.storage_bytes || BytesOf(report) < BytesOf(known)) return;
+  if (report.read.storage_bytes < known.read.storage_bytes || BytesOf(report) < BytesOf(known)) return;
   known = report;
 }
 
@@ -64,9 +64,7 @@ void ProgressMeter::Sum(const std::map<uint32_t, ReadReport>& done, Progress& pr
   std::map<uint32_t, uint64_t> missing = expected_;
   std::set<int32_t> streamed;
   for (const auto& [reader, report] : done) {
-    progress.storage_bytes += report.storage_bytes;
-    progress.mapped_bytes += report.mapped_bytes;
-    progress.direct_bytes += report.direct_bytes;
+    progress.read += report.read;
     for (const ReadReport::Filled& filled : report.filled) {
       const auto at = missing.find(filled.rank);
       if (at == missing.end()) continue;

@@ -67,7 +67,6 @@ std::string_view NameOf(CheckpointState state) {
   switch (state) {
     case CheckpointState::kLoading: return "LOADING";
     case CheckpointState::kActive: return "ACTIVE";
-    case CheckpointState::kUnloading: return "UNLOADING";
     case CheckpointState::kFailed: return "FAILED";
     case CheckpointState::kTaken: return "TAKEN";
   }

@@ -18,13 +18,15 @@
 #include "common/source/index.h"
 #include "server/comm/peer_memory.h"
 #include "server/memory/memory.h"
+#include "server/transfer/transfer_types.h"
 
 namespace ckptd {
 
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
-enum class CheckpointState : uint8_t { kLoading = 1, kActive, kUnloading, kFailed, kTaken };
+// Values equal ckptd.v1.Checkpoint.State.
+enum class CheckpointState : uint8_t { kLoading = 1, kActive, kFailed, kTaken };
 std::string_view NameOf(CheckpointState state);
 
 // Values equal ckptd.v1.Stage.
@@ -43,9 +45,7 @@ struct Progress {
   std::vector<int32_t> waiting_ranks;
   std::string conflict;   // what one of them loads instead, for people
   std::string no_memory;  // kWaitingForMemory: who holds what, for people
-  uint64_t storage_bytes = 0;
-  uint64_t mapped_bytes = 0;  // of these, read through a mapping of the page cache
-  uint64_t direct_bytes = 0;  // and past it
+  ReadCounters read;
   uint64_t sent_bytes = 0;
   uint64_t restored_bytes = 0;  // of this rank, from its host tier
   std::vector<int32_t> streamed_ranks;  // whose memory could not be mapped

@@ -17,7 +17,7 @@ absl::StatusOr<ReaderPolicy> ParseReaderPolicy(std::string_view text) {
                    fmt::format("checking --reader {}: use rank0, per_node or all", text));
 }
 
-absl::StatusOr<IoMode> ParseReadWay(std::string_view text) {
+absl::StatusOr<IoMode> ParseIoMode(std::string_view text) {
   if (text == "auto") return IoMode::kAuto;
   if (text == "map") return IoMode::kMap;
   if (text == "buffer") return IoMode::kBuffer;
@@ -56,9 +56,7 @@ std::vector<ReaderShare> ShareReading(ReaderPolicy policy, const std::vector<uin
 
 ReadReport Counted(const ReadReport& begun, const TransferProgress& counters) {
   ReadReport report = begun;
-  report.storage_bytes = counters.storage_bytes.load(std::memory_order_relaxed);
-  report.mapped_bytes = counters.mapped_bytes.load(std::memory_order_relaxed);
-  report.direct_bytes = counters.direct_bytes.load(std::memory_order_relaxed);
+  report.read = counters.read();
   report.exchanges = counters.exchanges.load(std::memory_order_relaxed);
   report.busy = counters.busy.load(std::memory_order_relaxed);
   for (size_t i = 0; i < report.filled.size(); ++i) {

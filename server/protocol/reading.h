@@ -35,7 +35,7 @@ enum class CommChoice : uint8_t {
 absl::StatusOr<CommChoice> ParseCommChoice(std::string_view text);
 
 // "auto", "map", "buffer", "direct". Errors: InvalidArgument CONFIG_INVALID.
-absl::StatusOr<IoMode> ParseReadWay(std::string_view text);
+absl::StatusOr<IoMode> ParseIoMode(std::string_view text);
 
 // How a daemon reads storage, and reaches other ranks.
 struct ReadingOptions {
@@ -80,9 +80,7 @@ struct ReadReport {
     std::vector<uint64_t> digests;  // when wanted, and this reader alone placed them
   };
   uint32_t reader = 0;
-  uint64_t storage_bytes = 0;
-  uint64_t mapped_bytes = 0;  // of these; see Progress
-  uint64_t direct_bytes = 0;
+  ReadCounters read;
   uint64_t exchanges = 0;  // of a communicator, that it has done its part of
   bool busy = false;       // before the next: it is not waiting for other ranks
   std::vector<Filled> filled;

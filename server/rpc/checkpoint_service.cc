@@ -134,7 +134,7 @@ grpc::Status CheckpointServiceImpl::PlanLoad(grpc::ServerContext* context,
                                              const v1::PlanLoadRequest* request,
                                              v1::PlanLoadResponse* response) {
   if (request->has_device_map()) return PlanDevices(*context, *request, *response);
-  auto load = FromProto(*request);
+  auto load = FromProto(request->spec());
   if (!load.ok()) return ToGrpc(load.status());
   const auto dry = node_.Plan(*load, AskerOf(*context));
   if (!dry.ok()) return ToGrpc(dry.status());
@@ -145,7 +145,7 @@ grpc::Status CheckpointServiceImpl::PlanLoad(grpc::ServerContext* context,
 grpc::Status CheckpointServiceImpl::LoadCheckpoint(grpc::ServerContext*,
                                                    const v1::LoadCheckpointRequest* request,
                                                    v1::LoadCheckpointResponse* response) {
-  auto load = FromProto(*request);
+  auto load = FromProto(request->spec());
   if (!load.ok()) return ToGrpc(load.status());
   const auto reply =
       node_.Load(std::move(load).value(), request->request_id(), !request->no_hold());

@@ -53,6 +53,18 @@ google::protobuf::Timestamp ToProto(std::chrono::system_clock::time_point time) 
   return out;
 }
 
+v1::ReadCounters ToProto(const ReadCounters& read) {
+  v1::ReadCounters out;
+  out.set_storage_bytes(read.storage_bytes);
+  out.set_mapped_bytes(read.mapped_bytes);
+  out.set_direct_bytes(read.direct_bytes);
+  return out;
+}
+
+ReadCounters FromProto(const v1::ReadCounters& read) {
+  return {read.storage_bytes(), read.mapped_bytes(), read.direct_bytes()};
+}
+
 v1::Progress ToProto(const Progress& progress) {
   v1::Progress out;
   out.set_stage(static_cast<v1::Stage>(progress.stage));
@@ -63,9 +75,7 @@ v1::Progress ToProto(const Progress& progress) {
   for (const int32_t rank : progress.waiting_ranks) out.add_waiting_ranks(rank);
   out.set_conflict(SendableText(progress.conflict));
   out.set_no_memory(SendableText(progress.no_memory));
-  out.set_storage_bytes(progress.storage_bytes);
-  out.set_mapped_bytes(progress.mapped_bytes);
-  out.set_direct_bytes(progress.direct_bytes);
+  *out.mutable_read() = ToProto(progress.read);
   out.set_sent_bytes(progress.sent_bytes);
   out.set_restored_bytes(progress.restored_bytes);
   for (const int32_t rank : progress.streamed_ranks) out.add_streamed_ranks(rank);
@@ -90,9 +100,7 @@ Progress FromProto(const v1::Progress& progress) {
   out.waiting_ranks.assign(progress.waiting_ranks().begin(), progress.waiting_ranks().end());
   out.conflict = progress.conflict();
   out.no_memory = progress.no_memory();
-  out.storage_bytes = progress.storage_bytes();
-  out.mapped_bytes = progress.mapped_bytes();
-  out.direct_bytes = progress.direct_bytes();
+  out.read = FromProto(progress.read());
   out.sent_bytes = progress.sent_bytes();
   out.restored_bytes = progress.restored_bytes();
   out.streamed_ranks.assign(progress.streamed_ranks().begin(), progress.streamed_ranks().end());
@@ -175,62 +183,45 @@ v1::HandleKind ToProto(std::optional<HandleKind> kind) {
   return kind.has_value() ? static_cast<v1::HandleKind>(*kind) : v1::HANDLE_KIND_UNSPECIFIED;
 }
 
-namespace {
-
-// The fields that all messages about planning share.
-template <typename Message>
-absl::StatusOr<LoadRequest> Planned(const Message& request) {
-  LoadRequest out;
-  out.source = SourceOfText(request.source());
-  CKPTD_ASSIGN_OR_RETURN(out.layout, FromProto(request.layout()));
-  CKPTD_ASSIGN_OR_RETURN(out.policy, FromProto(request.dtype_policy()));
-  return out;
-}
-
-// The fields that all messages about loading share.
-template <typename Message>
-absl::StatusOr<LoadRequest> Requested(const Message& request) {
-  CKPTD_ASSIGN_OR_RETURN(LoadRequest out, Planned(request));
-  CKPTD_ASSIGN_OR_RETURN(out.intended, FromProto(request.intended_mode()));
-  CKPTD_ASSIGN_OR_RETURN(out.kind, FromProto(request.handle_kind()));
-  out.digests = !request.skip_digests();
-  out.job = SendableText(request.job_key(), kMaxJobBytes);
-  out.timeout = TimeoutFrom(request.timeout(), request.has_timeout());
-  if (request.has_wait_memory()) {
-    out.wait_memory = std::clamp<std::chrono::nanoseconds>(FromProto(request.wait_memory()),
-                                                           std::chrono::nanoseconds(0), timing::kMaxTimeout);
-  }
-  return out;
-}
-
-}  // namespace
-
-absl::StatusOr<LoadRequest> FromProto(const v1::PlanLoadRequest& request) {
-  return Planned(request);
-}
-
-absl::StatusOr<LoadRequest> FromProto(const v1::LoadCheckpointRequest& request) {
-  return Requested(request);
-}
-
-v1::ProposeRequest ToProto(uint32_t rank, const LoadRequest& request) {
-  v1::ProposeRequest out;
-  out.set_rank(static_cast<int32_t>(rank));
+v1::LoadSpec ToProto(const LoadRequest& request) {
+  v1::LoadSpec out;
   out.set_source(TextOfPath(request.source));
   *out.mutable_layout() = ToProto(request.layout);
   *out.mutable_dtype_policy() = ToProto(request.policy);
   out.set_intended_mode(ToProto(request.intended));
   out.set_handle_kind(ToProto(request.kind));
+  out.set_skip_digests(!request.digests);
   *out.mutable_timeout() = ToProto(request.timeout);
   *out.mutable_wait_memory() = ToProto(request.wait_memory);
-  out.set_skip_digests(!request.digests);
-  out.set_proposal_id(request.proposal_id);
   out.set_job_key(request.job);
   return out;
 }
 
+absl::StatusOr<LoadRequest> FromProto(const v1::LoadSpec& spec) {
+  LoadRequest out;
+  out.source = SourceOfText(spec.source());
+  CKPTD_ASSIGN_OR_RETURN(out.layout, FromProto(spec.layout()));
+  CKPTD_ASSIGN_OR_RETURN(out.policy, FromProto(spec.dtype_policy()));
+  CKPTD_ASSIGN_OR_RETURN(out.intended, FromProto(spec.intended_mode()));
+  CKPTD_ASSIGN_OR_RETURN(out.kind, FromProto(spec.handle_kind()));
+  out.digests = !spec.skip_digests();
+  out.job = SendableText(spec.job_key(), kMaxJobBytes);
+  out.timeout = TimeoutFrom(spec.timeout(), spec.has_timeout());
+  out.wait_memory = std::clamp<std::chrono::nanoseconds>(
+      FromProto(spec.wait_memory()), std::chrono::nanoseconds(0), timing::kMaxTimeout);
+  return out;
+}
+
+v1::ProposeRequest ToProto(uint32_t rank, const LoadRequest& request) {
+  v1::ProposeRequest out;
+  out.set_rank(static_cast<int32_t>(rank));
+  *out.mutable_spec() = ToProto(request);
+  out.set_proposal_id(request.proposal_id);
+  return out;
+}
+
 absl::StatusOr<LoadRequest> FromProto(const v1::ProposeRequest& request) {
-  CKPTD_ASSIGN_OR_RETURN(LoadRequest out, Requested(request));
+  CKPTD_ASSIGN_OR_RETURN(LoadRequest out, FromProto(request.spec()));
   out.proposal_id = request.proposal_id();
   return out;
 }

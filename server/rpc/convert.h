@@ -25,6 +25,8 @@ google::protobuf::Duration ToProto(std::chrono::nanoseconds duration);
 std::chrono::nanoseconds FromProto(const google::protobuf::Duration& duration);
 google::protobuf::Timestamp ToProto(std::chrono::system_clock::time_point time);
 
+v1::ReadCounters ToProto(const ReadCounters& read);
+ReadCounters FromProto(const v1::ReadCounters& read);
 v1::Progress ToProto(const Progress& progress);
 Progress FromProto(const v1::Progress& progress);
 v1::Failure ToFailure(const absl::Status& status);
@@ -41,8 +43,8 @@ absl::StatusOr<DtypePolicy> FromProto(const v1::DtypePolicy& policy);
 v1::Layout ToProto(const LayoutRequest& layout);
 absl::StatusOr<LayoutRequest> FromProto(const v1::Layout& layout);
 
-absl::StatusOr<LoadRequest> FromProto(const v1::LoadCheckpointRequest& request);
-absl::StatusOr<LoadRequest> FromProto(const v1::PlanLoadRequest& request);
+v1::LoadSpec ToProto(const LoadRequest& request);
+absl::StatusOr<LoadRequest> FromProto(const v1::LoadSpec& spec);
 // For a request with a device map. Errors: ParseMaxMemory's; InvalidArgument INVALID_REQUEST if
 // it has a layout, too.
 absl::StatusOr<DeviceMapRequest> DeviceMapRequestFrom(const v1::PlanLoadRequest& request);
@@ -50,6 +52,7 @@ v1::DeviceMap ToProto(const DeviceMap& map);
 v1::ProposeRequest ToProto(uint32_t rank, const LoadRequest& request);
 absl::StatusOr<LoadRequest> FromProto(const v1::ProposeRequest& request);
 
+v1::SourceFile ToProto(const SourceFile& file);
 v1::PrepareRequest ToProto(const PrepareCall& call);
 absl::StatusOr<PrepareCall> FromProto(const v1::PrepareRequest& request);
 v1::PrepareResponse ToProto(const PrepareReply& reply);

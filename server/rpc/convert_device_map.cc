@@ -33,14 +33,14 @@ absl::StatusOr<DeviceMapWay> FromProto(v1::DeviceMapRules::Way way) {
 
 absl::StatusOr<DeviceMapRequest> DeviceMapRequestFrom(const v1::PlanLoadRequest& request) {
   const v1::DeviceMapRules& rules = request.device_map();
-  if (request.has_layout()) {
+  if (request.spec().has_layout()) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                      "planning devices: the request has a layout, too, which is for ranks; leave "
                      "one of them out");
   }
   DeviceMapRequest out;
-  out.source = SourceOfText(request.source());
-  CKPTD_ASSIGN_OR_RETURN(out.tree.dtypes, FromProto(request.dtype_policy()));
+  out.source = SourceOfText(request.spec().source());
+  CKPTD_ASSIGN_OR_RETURN(out.tree.dtypes, FromProto(request.spec().dtype_policy()));
   out.tree.order.assign(rules.order().begin(), rules.order().end());
   out.tree.tied.insert(rules.tied().begin(), rules.tied().end());
   CKPTD_ASSIGN_OR_RETURN(out.devices.way, FromProto(rules.way()));

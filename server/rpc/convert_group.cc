@@ -14,21 +14,9 @@
 namespace ckptd {
 namespace {
 
-v1::FileIdentity ToProtoFile(const SourceFile& file) {
-  v1::FileIdentity out;
-  out.set_path(TextOfPath(file.path));
-  out.set_bytes(file.bytes);
-  out.set_device(file.device);
-  out.set_inode(file.inode);
-  out.set_mtime_ns(file.mtime_ns);
-  out.set_ctime_ns(file.ctime_ns);
-  out.set_header_hash(file.header_hash);
-  return out;
-}
-
-SourceFile FileFrom(const v1::FileIdentity& file) {
-  return {PathOfText(file.path()), file.bytes(),    file.device(),     file.inode(),
-          file.mtime_ns(), file.ctime_ns(), file.header_hash()};
+SourceFile FileFrom(const v1::SourceFile& file) {
+  return {PathOfText(file.path()), file.bytes(),    file.object(),     file.version(),
+          file.host(),             file.mtime_ns(), file.header_hash()};
 }
 
 absl::Status Malformed(const std::string& why) {
@@ -36,32 +24,46 @@ absl::Status Malformed(const std::string& why) {
                    "reading the leader's plan: " + why + "; run the same ckptd on every rank");
 }
 
-absl::StatusOr<CheckpointIndex> IndexFrom(const v1::PrepareRequest& in) {
+absl::StatusOr<CheckpointIndex> IndexFrom(const v1::SourceIndex& in) {
   CheckpointIndex index;
   index.source = PathOfText(in.source());
-  for (const v1::FileIdentity& file : in.files()) index.files.push_back(FileFrom(file));
+  for (const v1::SourceFile& file : in.files()) index.files.push_back(FileFrom(file));
   const std::string wrong = ReadSourceTable(in.tensors(), index);
   if (!wrong.empty()) return Malformed("the table of the source's tensors does not hold: " + wrong);
   return index;
 }
 
+v1::SourceIndex ToProto(const CheckpointIndex& index) {
+  v1::SourceIndex out;
+  out.set_source(TextOfPath(index.source));
+  for (const SourceFile& file : index.files) *out.add_files() = ToProto(file);
+  SourceTableWriter tensors(index, *out.mutable_tensors());
+  for (const TensorEntry& tensor : index.tensors) tensors.Add(tensor);
+  tensors.AddAliases();
+  return out;
+}
+
 }  // namespace
+
+v1::SourceFile ToProto(const SourceFile& file) {
+  v1::SourceFile out;
+  out.set_path(TextOfPath(file.path));
+  out.set_bytes(file.bytes);
+  out.set_object(file.object);
+  out.set_version(file.version);
+  out.set_host(file.host);
+  out.set_mtime_ns(file.mtime_ns);
+  out.set_header_hash(file.header_hash);
+  return out;
+}
 
 v1::PrepareRequest ToProto(const PrepareCall& call) {
   v1::PrepareRequest out;
   out.set_epoch(call.epoch);
   out.set_name(call.name);
-  out.set_source(TextOfPath(call.request.source));
+  *out.mutable_spec() = ToProto(call.request);
   out.set_load_key(LoadKey(call.request));
-  for (const SourceFile& file : call.index->files) *out.add_files() = ToProtoFile(file);
-  SourceTableWriter tensors(*call.index, *out.mutable_tensors());
-  for (const TensorEntry& tensor : call.index->tensors) tensors.Add(tensor);
-  tensors.AddAliases();
-  *out.mutable_layout() = ToProto(call.request.layout);
-  *out.mutable_dtype_policy() = ToProto(call.request.policy);
-  out.set_intended_mode(ToProto(call.request.intended));
-  out.set_handle_kind(ToProto(call.request.kind));
-  out.set_skip_digests(!call.request.digests);
+  *out.mutable_index() = ToProto(*call.index);
   out.set_rank_digest(call.rank_digest);
   out.set_plan_digest(call.plan_digest);
   out.set_members_read(call.members_read);
@@ -75,14 +77,9 @@ absl::StatusOr<PrepareCall> FromProto(const v1::PrepareRequest& in) {
   PrepareCall call;
   call.epoch = in.epoch();
   call.name = in.name();
-  call.request.source = PathOfText(in.source());
-  CKPTD_ASSIGN_OR_RETURN(call.request.layout, FromProto(in.layout()));
-  CKPTD_ASSIGN_OR_RETURN(call.request.policy, FromProto(in.dtype_policy()));
-  CKPTD_ASSIGN_OR_RETURN(call.request.intended, FromProto(in.intended_mode()));
-  CKPTD_ASSIGN_OR_RETURN(call.request.kind, FromProto(in.handle_kind()));
-  call.request.digests = !in.skip_digests();
+  CKPTD_ASSIGN_OR_RETURN(call.request, FromProto(in.spec()));
   if (LoadKey(call.request) != in.load_key()) return Malformed("its load key differs");
-  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex index, IndexFrom(in));
+  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex index, IndexFrom(in.index()));
   call.index = std::make_shared<const CheckpointIndex>(std::move(index));
   call.rank_digest = in.rank_digest();
   call.plan_digest = in.plan_digest();
@@ -166,7 +163,7 @@ v1::JoinRequest ToProto(const MemberIdentity& identity,
     auto* one = out.add_residents();
     one->set_name(resident.name);
     one->set_load_key(resident.load_key);
-    for (const SourceFile& file : resident.files) *one->add_files() = ToProtoFile(file);
+    for (const SourceFile& file : resident.files) *one->add_files() = ToProto(file);
     one->mutable_request_digests()->Add(resident.request_digests.begin(),
                                         resident.request_digests.end());
   }
@@ -190,7 +187,7 @@ std::vector<ResidentCheckpoint> ResidentsFrom(const v1::JoinRequest& request) {
     ResidentCheckpoint one;
     one.name = resident.name();
     one.load_key = resident.load_key();
-    for (const v1::FileIdentity& file : resident.files()) one.files.push_back(FileFrom(file));
+    for (const v1::SourceFile& file : resident.files()) one.files.push_back(FileFrom(file));
     one.request_digests = {resident.request_digests().begin(), resident.request_digests().end()};
     residents.push_back(std::move(one));
   }

@@ -105,9 +105,7 @@ absl::StatusOr<ScatterCall> FromProto(const v1::Scatter& scatter) {
 
 v1::ExecuteResponse ToProto(const ReadReport& report) {
   v1::ExecuteResponse out;
-  out.set_storage_bytes(report.storage_bytes);
-  out.set_mapped_bytes(report.mapped_bytes);
-  out.set_direct_bytes(report.direct_bytes);
+  *out.mutable_read() = ToProto(report.read);
   out.set_exchanges(report.exchanges);
   out.set_busy(report.busy);
   for (const ReadReport::Filled& filled : report.filled) {
@@ -122,9 +120,7 @@ v1::ExecuteResponse ToProto(const ReadReport& report) {
 
 ReadReport FromProto(const v1::ExecuteResponse& response) {
   ReadReport out;
-  out.storage_bytes = response.storage_bytes();
-  out.mapped_bytes = response.mapped_bytes();
-  out.direct_bytes = response.direct_bytes();
+  out.read = FromProto(response.read());
   out.exchanges = response.exchanges();
   out.busy = response.busy();
   for (const v1::FilledRank& filled : response.filled()) {

@@ -46,14 +46,28 @@ struct TransferOptions {
   std::function<absl::Status()> interrupted;
 };
 
+// Needed bytes that were read from storage, each counted once. Short gaps that are read as well are
+// not counted.
+struct ReadCounters {
+  uint64_t storage_bytes = 0;  // all of them
+  uint64_t mapped_bytes = 0;   // through a mapping of the page cache
+  uint64_t direct_bytes = 0;   // past the page cache
+
+  ReadCounters& operator+=(const ReadCounters& other) {
+    storage_bytes += other.storage_bytes;
+    mapped_bytes += other.mapped_bytes;
+    direct_bytes += other.direct_bytes;
+    return *this;
+  }
+};
+
 // May be read from any thread while the transfer runs.
 struct TransferProgress {
   explicit TransferProgress(size_t targets) : done(targets) {}
-  // Needed bytes read from files, each counted once. Short gaps that are read as well are not
-  // counted.
-  std::atomic<uint64_t> storage_bytes = 0;
-  std::atomic<uint64_t> mapped_bytes = 0;  // those of them that were read through a mapping
-  std::atomic<uint64_t> direct_bytes = 0;  // those of them that were read past the page cache
+  ReadCounters read() const { return {storage_bytes, mapped_bytes, direct_bytes}; }
+  std::atomic<uint64_t> storage_bytes = 0;  // as in ReadCounters
+  std::atomic<uint64_t> mapped_bytes = 0;
+  std::atomic<uint64_t> direct_bytes = 0;
   // finished exchanges of a communicator that carries the bytes
   std::atomic<uint64_t> exchanges = 0;
   // before an exchange: the other ranks may have to wait for this one

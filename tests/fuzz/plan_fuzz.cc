@@ -24,14 +24,8 @@ class NoSink final : public TransferSink {
 };
 
 absl::StatusOr<PrepareCall> CallOf(v1::PrepareRequest request) {
-  CKPTD_ASSIGN_OR_RETURN(LayoutRequest layout, FromProto(request.layout()));
-  CKPTD_ASSIGN_OR_RETURN(DtypePolicy policy, FromProto(request.dtype_policy()));
-  CKPTD_ASSIGN_OR_RETURN(const AttachMode mode, FromProto(request.intended_mode()));
-  request.set_load_key(LoadKey({.source = request.source(),
-                                .layout = layout,
-                                .policy = policy,
-                                .intended = mode,
-                                .digests = !request.skip_digests()}));
+  CKPTD_ASSIGN_OR_RETURN(const LoadRequest asked, FromProto(request.spec()));
+  request.set_load_key(LoadKey(asked));
   return FromProto(request);
 }
 

@@ -68,16 +68,8 @@ void CheckLoad(const absl::StatusOr<LoadRequest>& load) {
 
 void CheckPrepare(v1::PrepareRequest request) {
   // The key is a digest: nothing that is tried at random would have the right one.
-  auto policy = FromProto(request.dtype_policy());
-  auto layout = FromProto(request.layout());
-  auto mode = FromProto(request.intended_mode());
-  if (policy.ok() && layout.ok() && mode.ok()) {
-    request.set_load_key(LoadKey({.source = request.source(),
-                                  .layout = *layout,
-                                  .policy = *policy,
-                                  .intended = *mode,
-                                  .digests = !request.skip_digests()}));
-  }
+  auto asked = FromProto(request.spec());
+  if (asked.ok()) request.set_load_key(LoadKey(*asked));
   const auto call = FromProto(request);
   if (!call.ok()) return RequireGoodError(call.status());
   for (const TensorEntry& tensor : call->index->tensors) {
@@ -129,9 +121,9 @@ void CheckProgress(const v1::Progress& progress) {
 void FuzzRequest(const RequestInput& input) {
   switch (input.message_case()) {
     case RequestInput::kLoad:
-      return CheckLoad(FromProto(input.load()));
+      return CheckLoad(FromProto(input.load().spec()));
     case RequestInput::kPlan:
-      return CheckLoad(FromProto(input.plan()));
+      return CheckLoad(FromProto(input.plan().spec()));
     case RequestInput::kPropose:
       return CheckLoad(FromProto(input.propose()));
     case RequestInput::kPrepare:

@@ -21,7 +21,7 @@ class MemoryStorage final : public Storage {
   // Writing again makes another object of that name.
   void Write(const std::string& path, std::string bytes) {
     Object& object = objects_[path];
-    object.identity = {.path = path, .bytes = bytes.size(), .device = 1, .inode = ++writes_};
+    object.identity = {.path = path, .bytes = bytes.size(), .object = std::to_string(++writes_)};
     object.bytes = std::make_shared<const std::string>(std::move(bytes));
   }
   const std::string& Bytes(const std::string& path) const { return *objects_.at(path).bytes; }

@@ -41,7 +41,7 @@ class PendingLoadsTest : public ::testing::Test {
     for (uint32_t rank = 0; rank < 3; ++rank) State(rank);
     const std::vector<ReadyLoad> ready = pending_.TakeReady();
     pending_.Finished(ready.at(0).name,
-                     {absl::OkStatus(), {{"/models/m/a", 1, 2, 3, 4, 5}}, holders, {}});
+                     {absl::OkStatus(), {{"/models/m/a", 1, "3", "5", "2", 4}}, holders, {}});
     return ready[0].name;
   }
   ResidentCheckpoint Resident(const std::string& name) {

@@ -74,10 +74,10 @@ class PiecesSource {
     SourceFile file;
     file.path = path;
     file.bytes = bytes.size();
-    file.device = info.st_dev;
-    file.inode = info.st_ino;
+    file.object = std::to_string(info.st_ino);
+    file.version = std::to_string(info.st_ctim.tv_sec * kNanosPerSecond + info.st_ctim.tv_nsec);
+    file.host = std::to_string(info.st_dev);
     file.mtime_ns = info.st_mtim.tv_sec * kNanosPerSecond + info.st_mtim.tv_nsec;
-    file.ctime_ns = info.st_ctim.tv_sec * kNanosPerSecond + info.st_ctim.tv_nsec;
     return file;
   }
 

@@ -21,7 +21,7 @@ class RandomSource {
  public:
   RandomSource(uint64_t seed, size_t tensors) : random_(seed) {
     index.source = "/c";
-    index.files = {{"/c/a", 100, 1, 2, 3, 4}, {"/c/b", 8, 1, 3, 3, 4}};
+    index.files = {{"/c/a", 100, "2", "4", "1", 3}, {"/c/b", 8, "3", "4", "1", 3}};
     for (size_t i = 0; i < tensors; ++i) Add();
     std::sort(index.tensors.begin(), index.tensors.end(),
               [](const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; });

@@ -81,10 +81,12 @@ SourceFile IdentityOf(const std::string& path, const struct stat& info) {
   SourceFile file;
   file.path = path;
   file.bytes = static_cast<uint64_t>(info.st_size);
-  file.device = info.st_dev;
-  file.inode = info.st_ino;
+  file.object = std::to_string(info.st_ino);
+  // The change time of the inode. A writer that sets mtime back moves it; so do chmod, rename and
+  // link.
+  file.version = std::to_string(Nanoseconds(info.st_ctim));
+  file.host = std::to_string(info.st_dev);  // each host counts its devices
   file.mtime_ns = Nanoseconds(info.st_mtim);
-  file.ctime_ns = Nanoseconds(info.st_ctim);
   return file;
 }
 
@@ -165,7 +167,7 @@ std::string_view PosixStorage::WhatChanged(const SourceFile& was, const SourceFi
   if (!IsSameObject(was, is)) return "it was replaced by another file";
   if (was.bytes != is.bytes) return "its size changed";
   if (was.mtime_ns != is.mtime_ns) return "it was written to";
-  if (was.ctime_ns != is.ctime_ns) {
+  if (was.version != is.version) {
     return "it was written to and its time set back, or its name, links, owner or mode changed";
   }
   return {};
@@ -174,9 +176,10 @@ std::string_view PosixStorage::WhatChanged(const SourceFile& was, const SourceFi
 std::chrono::nanoseconds PosixStorage::UnsettledFor(
     const SourceFile& object, std::chrono::system_clock::time_point now) const {
   const std::chrono::nanoseconds time = now.time_since_epoch();
-  const auto tick = object.ctime_ns % kWholeSecond.count() == 0 ? kCoarseTick : kTick;
+  const int64_t ctime_ns = std::strtoll(object.version.c_str(), nullptr, 10);
+  const auto tick = ctime_ns % kWholeSecond.count() == 0 ? kCoarseTick : kTick;
   std::chrono::nanoseconds longest(0);
-  for (const int64_t stamp : {object.mtime_ns, object.ctime_ns}) {
+  for (const int64_t stamp : {object.mtime_ns, ctime_ns}) {
     const std::chrono::nanoseconds written(stamp);
     // One of the future was set, or is of another clock, which nobody can wait for.
     if (written <= time) longest = std::max(longest, written + tick - time);

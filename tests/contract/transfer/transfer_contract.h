@@ -129,7 +129,7 @@ TEST_P(LongTransfer, ThatCannotReadNamesTheFileAndTheTensor) {
 }
 
 TEST_P(LongTransfer, OfAFileThatAnotherOneReplacedIsAChangedSource) {
-  world_->index.files[0].inode = 1;
+  world_->index.files[0].object = "another";
   EXPECT_THAT(Run(), FailsWith(absl::StatusCode::kAborted, reason::kSourceChanged));
 }
 

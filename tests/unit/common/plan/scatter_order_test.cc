@@ -71,7 +71,7 @@ INSTANTIATE_TEST_SUITE_P(Random, ScatterOrders, testing::Range<uint64_t>(1, 13))
 
 TEST(ScatterOrder, CutsNoElementOfALargeTensor) {
   CheckpointIndex index;
-  index.files = {{"/a", 100'000, 1, 2, 3, 4}};
+  index.files = {{"/a", 100'000, "2", "4", "1", 3}};
   index.tensors = {Tensor("a", Dtype::kU8, 13, 0, 8), Tensor("b", Dtype::kF64, 4000, 0, 21)};
   const ScatterOrder order = OrderScatter(index, {1000, 100});
   ASSERT_GE(order.steps.size(), 30u);
@@ -86,7 +86,7 @@ TEST(ScatterOrder, CutsNoElementOfALargeTensor) {
 TEST(ScatterOrder, LeavesNoShortStepBehind) {
   for (const uint64_t bytes : {1001, 2000, 2016, 3333, 32'005}) {
     CheckpointIndex index;
-    index.files = {{"/a", 100'000, 1, 2, 3, 4}};
+    index.files = {{"/a", 100'000, "2", "4", "1", 3}};
     index.tensors = {Tensor("a", Dtype::kU8, bytes, 0, 5)};
     const ScatterOrder order = OrderScatter(index, {1000, 100});
     EXPECT_EQ(order.steps.size(), (bytes + 999) / 1000);
@@ -102,7 +102,7 @@ TEST(ScatterOrder, LeavesNoShortStepBehind) {
 
 TEST(ScatterOrder, EndsAStepAfterSoManyTensors) {
   CheckpointIndex index;
-  index.files = {{"/a", 100'000, 1, 2, 3, 4}};
+  index.files = {{"/a", 100'000, "2", "4", "1", 3}};
   for (uint64_t i = 0; i < 100; ++i) {
     index.tensors.push_back(Tensor("t" + std::to_string(1000 + i), Dtype::kU8, 10, 0, 10 * i));
   }
@@ -125,7 +125,7 @@ TEST(ScatterOrder, OfNothingHasNoSteps) {
 // A part of a transposed piece would go to all of its tensor, element by element.
 TEST(ScatterOrder, CutsNoPieceWithStrides) {
   CheckpointIndex index;
-  index.files = {{"/a", 100'000, 1, 2, 3, 4}};
+  index.files = {{"/a", 100'000, "2", "4", "1", 3}};
   index.tensors = {Tensor("a", Dtype::kF32, 2000, 0, 0), Tensor("b", Dtype::kF32, 2000, 0, 8000)};
   TensorEntry& tensor = index.tensors[1];
   tensor.shape = {50, 40};

@@ -50,7 +50,7 @@ struct Planned {
 CheckpointIndex Tensors(const std::vector<std::pair<std::string, Shape>>& wanted) {
   CheckpointIndex index;
   index.source = "/c";
-  index.files = {{"/c/a", 0, 1, 2, 3, 4}};
+  index.files = {{"/c/a", 0, "2", "4", "1", 3}};
   for (const auto& [name, shape] : wanted) {
     TensorEntry tensor;
     tensor.name = name;

@@ -66,10 +66,11 @@ TEST(OpenCheckpoint, StatesTheIdentityOfTheFile) {
   const SourceFile& file = index.files.at(0);
   EXPECT_EQ(file.path, path);
   EXPECT_EQ(file.bytes, static_cast<uint64_t>(info.st_size));
-  EXPECT_EQ(file.device, info.st_dev);
-  EXPECT_EQ(file.inode, info.st_ino);
+  EXPECT_EQ(file.host, std::to_string(info.st_dev));
+  EXPECT_EQ(file.object, std::to_string(info.st_ino));
   EXPECT_EQ(file.mtime_ns, info.st_mtim.tv_sec * 1'000'000'000 + info.st_mtim.tv_nsec);
-  EXPECT_EQ(file.ctime_ns, info.st_ctim.tv_sec * 1'000'000'000 + info.st_ctim.tv_nsec);
+  EXPECT_EQ(file.version,
+            std::to_string(info.st_ctim.tv_sec * 1'000'000'000 + info.st_ctim.tv_nsec));
 }
 
 TEST(OpenCheckpoint, ReadsAHeaderLongerThanItsFirstRead) {
@@ -414,13 +415,13 @@ constexpr int64_t kSecond = 1'000 * kMillisecond;
 
 TEST(UnsettledFor, IsTheRestOfTheTickInWhichAFileWasWritten) {
   CheckpointIndex index;
-  index.files = {{"/a", 1, 2, 3, 5 * kSecond, 7 * kSecond + 1}};
+  index.files = {{"/a", 1, "3", std::to_string(7 * kSecond + 1), "2", 5 * kSecond}};
   EXPECT_EQ(UnsettledFor(index, At(7 * kSecond + 1 + 5 * kMillisecond)).count(), 15 * kMillisecond);
   EXPECT_EQ(UnsettledFor(index, At(7 * kSecond + 1 + 20 * kMillisecond)).count(), 0);
   EXPECT_EQ(UnsettledFor(index, At(6 * kSecond)).count(), 0) << "the clock of another machine";
   index.files[0].mtime_ns = 99 * kSecond;
   EXPECT_EQ(UnsettledFor(index, At(7 * kSecond + 1)).count(), 20 * kMillisecond) << "a set time";
-  index.files.push_back({"/b", 1, 2, 4, 5 * kSecond, 7 * kSecond});
+  index.files.push_back({"/b", 1, "4", std::to_string(7 * kSecond), "2", 5 * kSecond});
   EXPECT_EQ(UnsettledFor(index, At(8 * kSecond)).count(), 1'100 * kMillisecond)
       << "times of whole seconds";
 }

@@ -148,7 +148,7 @@ TEST_F(TakenShards, ComeBackAsTheyWereWithoutStorage) {
     EXPECT_EQ(BytesOf(catalog, "two", 0),
               Rows(source_.a(), 1000, rank == 0 ? 0 : 4, rank == 0 ? 4 : 7));
     EXPECT_EQ(catalog.leases().Look("two")->shard->digests.size(), 2);
-    EXPECT_EQ(ProgressOf(rank, "two").storage_bytes, 0);
+    EXPECT_EQ(ProgressOf(rank, "two").read.storage_bytes, 0);
     EXPECT_EQ(ProgressOf(rank, "two").restored_bytes, ProgressOf(rank, "two").bytes_done);
     EXPECT_GT(ProgressOf(rank, "two").restored_bytes, 0);
   }
@@ -161,7 +161,7 @@ TEST_F(TakenShards, ComeBackFromStorageOnRanksThatHaveNoCopy) {
   ASSERT_OK(Run("two", "replicate:2").status);
   EXPECT_EQ(ProgressOf(0, "two").restored_bytes, ProgressOf(0, "two").bytes_done);
   EXPECT_EQ(ProgressOf(1, "two").restored_bytes, 0);
-  EXPECT_GT(ProgressOf(1, "two").storage_bytes, 0);
+  EXPECT_GT(ProgressOf(1, "two").read.storage_bytes, 0);
   EXPECT_EQ(BytesOf(group_.rank(1).catalog, "two", 1), Rows(source_.b(), 300, 0, 5));
 }
 
@@ -171,14 +171,14 @@ TEST_F(TakenShards, OfFilesThatHaveChangedAreReadAgain) {
   const auto touched = std::filesystem::last_write_time(source_.path()) - std::chrono::hours(1);
   std::filesystem::last_write_time(source_.path(), touched);
   ASSERT_OK(Run("two", "fsdp:2").status);
-  EXPECT_GT(ProgressOf(0, "two").storage_bytes, 0);
+  EXPECT_GT(ProgressOf(0, "two").read.storage_bytes, 0);
 }
 
 TEST_F(TakenShards, WithoutDigestsAreReadAgainWhenDigestsAreWanted) {
   ASSERT_OK(Run("one", "fsdp:2", false).status);
   for (uint32_t rank = 0; rank < 2; ++rank) Take(rank, "one");
   ASSERT_OK(Run("two", "fsdp:2", true).status);
-  EXPECT_GT(ProgressOf(0, "two").storage_bytes, 0);
+  EXPECT_GT(ProgressOf(0, "two").read.storage_bytes, 0);
   EXPECT_EQ(group_.rank(0).catalog.leases().Look("two")->shard->digests.size(), 2);
 }
 

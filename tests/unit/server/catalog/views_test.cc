@@ -56,7 +56,7 @@ TEST_F(ViewsTest, WhatIsResidentByRuleServesWhatATrainerStates) {
   const uint64_t used = Used();
   const CheckpointInfo stated = Load(Stated({"a", "b"}));
   EXPECT_EQ(stated.served_from, ruled.name);
-  EXPECT_EQ(stated.progress.storage_bytes, 0u);
+  EXPECT_EQ(stated.progress.read.storage_bytes, 0u);
   EXPECT_EQ(Used(), used);
   EXPECT_EQ(BytesOf(node_->catalog(), stated.name, 0), Rows(source_.a(), 1000, 0, 7));
   EXPECT_EQ(BytesOf(node_->catalog(), stated.name, 1), Rows(source_.b(), 300, 0, 5));

@@ -135,7 +135,7 @@ class FakeLeader final : public LeaderLink {
   bool WaitForReading(uint64_t storage_bytes) {
     MutexLock lock(mutex_);
     return changed_.WaitUntil(mutex_, Soon(), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return read_.has_value() && read_->done.storage_bytes == storage_bytes;
+      return read_.has_value() && read_->done.read.storage_bytes == storage_bytes;
     });
   }
   size_t residents() const {

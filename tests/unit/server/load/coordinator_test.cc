@@ -224,12 +224,12 @@ TEST_F(CoordinatorTest, WhatAMemberHasReadIsSeenBeforeItIsDone) {
   group_.rank(1).link->read = [&](const ExecuteCall& call) {
     HeartbeatCall beat = Beat(1);
     beat.reading = ReadingNow{call.name, {}};
-    beat.reading->done.storage_bytes = kFar;
+    beat.reading->done.read.storage_bytes = kFar;
     EXPECT_OK(coordinator_->Heartbeat(beat).status());
     uint64_t seen = 0;
     uint64_t shown = 0;
     for (const Deadline end = Soon(); shown < kFar && Clock::now() < end;) {
-      shown = leaders.watchers().Watch(call.name, seen, end).value().progress.storage_bytes;
+      shown = leaders.watchers().Watch(call.name, seen, end).value().progress.read.storage_bytes;
     }
     EXPECT_GE(shown, kFar);
     return read(call);

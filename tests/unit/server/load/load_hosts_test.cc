@@ -112,14 +112,14 @@ TEST_F(LoadHostsTest, NoFrameIsTakenOnceTheLoadIsCounted) {
 
 TEST_F(LoadHostsTest, Rank0ReadsOnceAndStreamsToTheOtherHost) {
   ASSERT_OK(Run("replicate:4", ReaderPolicy::kRank0).status);
-  EXPECT_EQ(ProgressOf(1).storage_bytes, kAllBytes);
+  EXPECT_EQ(ProgressOf(1).read.storage_bytes, kAllBytes);
   EXPECT_EQ(ProgressOf(1).sent_bytes, 3 * kAllBytes);
   EXPECT_THAT(ProgressOf(1).streamed_ranks, ElementsAre(2, 3));
 }
 
 TEST_F(LoadHostsTest, AReaderPerHostReadsOncePerHostAndStreamsNothing) {
   ASSERT_OK(Run("replicate:4", ReaderPolicy::kPerNode).status);
-  EXPECT_EQ(ProgressOf(1).storage_bytes, 2 * kAllBytes);
+  EXPECT_EQ(ProgressOf(1).read.storage_bytes, 2 * kAllBytes);
   EXPECT_THAT(ProgressOf(1).streamed_ranks, IsEmpty());
 }
 
@@ -134,7 +134,7 @@ TEST_F(LoadHostsTest, AReaderThatOpensFilesAndMapsMemoryIsBusyAndKeepsNobodyWait
 
 TEST_F(LoadHostsTest, AllReadersTogetherReadOnce) {
   ASSERT_OK(Run("replicate:4", ReaderPolicy::kAll).status);
-  EXPECT_EQ(ProgressOf(1).storage_bytes, kAllBytes);
+  EXPECT_EQ(ProgressOf(1).read.storage_bytes, kAllBytes);
 }
 
 TEST_F(LoadHostsTest, AReaderThatFailsFailsTheLoadForAllWithItsReason) {

@@ -181,7 +181,7 @@ TEST_F(LoadRunnerTest, ALoadWithoutDigestsHasNone) {
 
 TEST_F(LoadRunnerTest, StorageIsReadOnceHoweverManyRanksNeedIt) {
   ASSERT_OK(Run(ByRules("replicate:3")).status);
-  EXPECT_EQ(Info(0).progress.storage_bytes, kAllBytes);
+  EXPECT_EQ(Info(0).progress.read.storage_bytes, kAllBytes);
   EXPECT_EQ(Info(2).progress.bytes_done, 3 * kAllBytes);
   EXPECT_EQ(Info(2).progress.sent_bytes, 2 * kAllBytes);
 }
@@ -204,7 +204,7 @@ TEST_F(LoadRunnerTest, EachRankGetsWhatItStated) {
   ASSERT_OK(Run(Stated({"a", "b", "a"})).status);
   EXPECT_EQ(BytesOf(group_.rank(0).catalog, kName, 0), Rows(source_.a(), 1000, 0, 7));
   EXPECT_EQ(BytesOf(group_.rank(1).catalog, kName, 0), Rows(source_.b(), 300, 0, 5));
-  EXPECT_EQ(Info(0).progress.storage_bytes, kAllBytes);
+  EXPECT_EQ(Info(0).progress.read.storage_bytes, kAllBytes);
 }
 
 TEST_F(LoadRunnerTest, ARankThatStatesNothingIsLeftAlone) {
@@ -213,7 +213,7 @@ TEST_F(LoadRunnerTest, ARankThatStatesNothingIsLeftAlone) {
   const LoadOutcome outcome = Run(Stated({"", "b", ""}));
   ASSERT_OK(outcome.status);
   EXPECT_THAT(outcome.holders, ElementsAre(1));
-  EXPECT_EQ(Info(1).progress.storage_bytes, SmallSource::kBytesB);
+  EXPECT_EQ(Info(1).progress.read.storage_bytes, SmallSource::kBytesB);
   EXPECT_EQ(group_.rank(2).link->prepared(), 1);
 }
 
@@ -235,7 +235,7 @@ TEST_F(LoadRunnerTest, RanksThatHoldTheirShardAreNotFilledAgain) {
   ASSERT_OK(outcome.status);
   EXPECT_THAT(outcome.holders, ElementsAre(0, 1, 2));
   EXPECT_EQ(group_.rank(2).link->prepared(), 1);
-  EXPECT_EQ(Info(1).progress.storage_bytes, 3 * 1000u + 2 * 300u);
+  EXPECT_EQ(Info(1).progress.read.storage_bytes, 3 * 1000u + 2 * 300u);
   EXPECT_EQ(BytesOf(group_.rank(1).catalog, kName, 0), Rows(source_.a(), 1000, 3, 6));
 }
 

@@ -94,7 +94,7 @@ ReadReport Report(uint32_t reader, uint64_t storage_bytes,
                   const std::vector<std::pair<uint32_t, uint64_t>>& ranks) {
   ReadReport report;
   report.reader = reader;
-  report.storage_bytes = storage_bytes;
+  report.read.storage_bytes = storage_bytes;
   for (const auto& [rank, bytes] : ranks) report.filled.push_back({rank, bytes, false, {}});
   return report;
 }
@@ -123,7 +123,7 @@ TEST(ProgressMeter, CountsATransferAndNamesTheRankThatMissesMost) {
   EXPECT_EQ(progress.bytes_total, 300u);
   EXPECT_EQ(progress.bytes_done, 180u);
   EXPECT_EQ(progress.sent_bytes, 80u);  // the reader's own part is not sent
-  EXPECT_EQ(progress.storage_bytes, 110u);
+  EXPECT_EQ(progress.read.storage_bytes, 110u);
   EXPECT_EQ(progress.slowest_rank, 1);
 }
 
@@ -153,7 +153,7 @@ TEST(ProgressMeter, AddsUpWhatSeveralReadersHaveDone) {
   meter.Update(Report(1, 50, {{0, 40}, {1, 10}}));
   const Progress progress = meter.Read();
   EXPECT_EQ(progress.bytes_done, 110u);
-  EXPECT_EQ(progress.storage_bytes, 110u);
+  EXPECT_EQ(progress.read.storage_bytes, 110u);
   EXPECT_EQ(progress.sent_bytes, 70u);
   EXPECT_EQ(progress.slowest_rank, 1);
 }
@@ -210,7 +210,7 @@ TEST(ReadProgressPublisher, ShowsHowFarItIsWhileItLasts) {
   ASSERT_TRUE(now.has_value());
   EXPECT_EQ(now->name, "checkpoints/a");
   EXPECT_EQ(now->done.reader, 3u);
-  EXPECT_EQ(now->done.storage_bytes, 9u);
+  EXPECT_EQ(now->done.read.storage_bytes, 9u);
   EXPECT_EQ(now->done.filled.at(0).bytes, 7u);
   EXPECT_FALSE(now->ended);
   reading.Told(*now);

@@ -42,7 +42,7 @@ TEST(SourceChecker, GivesWhatTheCheckSaysOfThoseFiles) {
   Storage storage;
   SourceChecker lookups(storage.check());
   EXPECT_OK(lookups.CheckFiles("/fine", {}, Soon()));
-  const std::vector<SourceFile> changed = {{"/fine/a", 1, 2, 3, 4, 5}};
+  const std::vector<SourceFile> changed = {{"/fine/a", 1, "3", "5", "2", 4}};
   EXPECT_EQ(lookups.CheckFiles("/fine", changed, Soon()), absl::AbortedError("/fine/a"));
 }
 

@@ -65,11 +65,11 @@ TEST(ConvertReading, AStatementOfARankThatCannotBeIsRefused) {
 
 TEST(ConvertReading, AReportArrivesAsItWasGiven) {
   ReadReport report;
-  report.storage_bytes = 100;
+  report.read.storage_bytes = 100;
   report.filled.push_back({7, 60, true, {}});
   report.filled.push_back({8, 40, false, {1, 2}});
   const ReadReport arrived = FromProto(ToProto(report));
-  EXPECT_EQ(arrived.storage_bytes, 100u);
+  EXPECT_EQ(arrived.read.storage_bytes, 100u);
   ASSERT_EQ(arrived.filled.size(), 2u);
   EXPECT_EQ(arrived.filled[0].rank, 7u);
   EXPECT_EQ(arrived.filled[0].bytes, 60u);

@@ -195,13 +195,13 @@ TEST(ConvertPrepare, KeepsTheIndex) {
 // Of a file with 100,000 of them they would be half of the message.
 TEST(ConvertPrepare, SendsNoColumnsForWhatIsSoByDefault) {
   const v1::PrepareRequest sent = ToProto(RichCall());
-  EXPECT_EQ(sent.tensors().files_size(), 3);
-  EXPECT_EQ(sent.tensors().piece_counts_size(), 0);
-  EXPECT_EQ(sent.tensors().boxed_pieces_size(), 0);
-  EXPECT_EQ(sent.tensors().strided_pieces_size(), 0);
-  EXPECT_EQ(sent.tensors().kinds_size(), 0);
-  EXPECT_EQ(sent.tensors().group_of_size(), 0);
-  EXPECT_EQ(sent.tensors().bytes_size(), 0);
+  EXPECT_EQ(sent.index().tensors().files_size(), 3);
+  EXPECT_EQ(sent.index().tensors().piece_counts_size(), 0);
+  EXPECT_EQ(sent.index().tensors().boxed_pieces_size(), 0);
+  EXPECT_EQ(sent.index().tensors().strided_pieces_size(), 0);
+  EXPECT_EQ(sent.index().tensors().kinds_size(), 0);
+  EXPECT_EQ(sent.index().tensors().group_of_size(), 0);
+  EXPECT_EQ(sent.index().tensors().bytes_size(), 0);
 }
 
 TEST(ConvertPrepare, KeepsTheReply) {
@@ -250,7 +250,7 @@ TEST(ConvertCommit, KeepsTheCallAndItsProgress) {
 
 TEST(ConvertJoin, KeepsTheIdentityAndTheResidents) {
   MemberIdentity who{"job", "1.0", 3, 4, "one", "host:1", "boot", 77};
-  const ResidentCheckpoint resident{"checkpoints/a", 5, {{"/m/a", 1, 2, 3, -4, -6, 5}}, {6, 7}};
+  const ResidentCheckpoint resident{"checkpoints/a", 5, {{"/m/a", 1, "2", "3", "4", -6, 5}}, {6, 7}};
   const v1::JoinRequest request = ToProto(who, {resident});
   EXPECT_EQ(IdentityFrom(request).rank, 3u);
   EXPECT_EQ(IdentityFrom(request).incarnation, "one");
@@ -300,20 +300,17 @@ TEST(ConvertPaths, OnesThatAreNotUtf8AreShownAsUris) {
   index.source = info.source;
   index.files.emplace_back().path = info.source;
   const v1::InspectCheckpointResponse page = Received(InspectPage(index, "", 0).value());
-  EXPECT_EQ(page.source(), "file:///models/%FF");
-  EXPECT_EQ(page.files(0).path(), "file:///models/%FF");
+  EXPECT_EQ(page.index().source(), "file:///models/%FF");
+  EXPECT_EQ(page.index().files(0).path(), "file:///models/%FF");
 }
 
 TEST(ConvertPaths, AFileUriIsASource) {
-  v1::LoadCheckpointRequest load;
-  load.set_source("file:///models/a%20b");
-  load.mutable_layout()->set_rules("fsdp:2");
-  EXPECT_EQ(FromProto(load).value().source, "/models/a b");
+  v1::LoadSpec spec;
+  spec.set_source("file:///models/a%20b");
+  spec.mutable_layout()->set_rules("fsdp:2");
+  EXPECT_EQ(FromProto(spec).value().source, "/models/a b");
   v1::PlanLoadRequest plan;
-  plan.set_source(load.source());
-  *plan.mutable_layout() = load.layout();
-  EXPECT_EQ(FromProto(plan).value().source, "/models/a b");
-  plan.clear_layout();
+  plan.mutable_spec()->set_source(spec.source());
   plan.mutable_device_map()->set_way(v1::DeviceMapRules::WAY_BALANCED);
   plan.mutable_device_map()->set_max_memory("0=10");
   EXPECT_EQ(DeviceMapRequestFrom(plan).value().source, "/models/a b");
@@ -321,8 +318,8 @@ TEST(ConvertPaths, AFileUriIsASource) {
 
 TEST(ConvertDeviceMap, KeepsWhatIsAskedFor) {
   v1::PlanLoadRequest request;
-  request.set_source("/m");
-  request.mutable_dtype_policy()->set_cast_to(v1::DTYPE_BF16);
+  request.mutable_spec()->set_source("/m");
+  request.mutable_spec()->mutable_dtype_policy()->set_cast_to(v1::DTYPE_BF16);
   v1::DeviceMapRules& rules = *request.mutable_device_map();
   rules.set_way(v1::DeviceMapRules::WAY_BALANCED_LOW_0);
   rules.set_max_memory("0=10,cpu=1KB");
@@ -344,11 +341,11 @@ TEST(ConvertDeviceMap, KeepsWhatIsAskedFor) {
 TEST(ConvertDeviceMap, RefusesWhatItDoesNotKnow) {
   const auto refused = FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest);
   v1::PlanLoadRequest request;
-  request.set_source("/m");
+  request.mutable_spec()->set_source("/m");
   request.mutable_device_map()->set_max_memory("cpu=1KB");
   ASSERT_OK(DeviceMapRequestFrom(request).status());
   v1::PlanLoadRequest layout = request;
-  layout.mutable_layout()->set_rules("fsdp:2");
+  layout.mutable_spec()->mutable_layout()->set_rules("fsdp:2");
   EXPECT_THAT(DeviceMapRequestFrom(layout).status(), refused);
   v1::PlanLoadRequest memory = request;
   memory.mutable_device_map()->set_max_memory("gpu=1KB");
@@ -359,7 +356,7 @@ TEST(ConvertDeviceMap, RefusesWhatItDoesNotKnow) {
 
 TEST(ConvertHeartbeat, KeepsWhatAMemberReads) {
   HeartbeatCall call{3, "one", 8, ReadingNow{"checkpoints/a", {}, true}};
-  call.reading->done.storage_bytes = 70;
+  call.reading->done.read.storage_bytes = 70;
   call.reading->done.filled = {{2, 40, true, {}}};
   const HeartbeatCall back = FromProto(ToProto(call));
   EXPECT_EQ(back.rank, 3u);
@@ -367,7 +364,7 @@ TEST(ConvertHeartbeat, KeepsWhatAMemberReads) {
   EXPECT_EQ(back.members_epoch, 8u);
   ASSERT_TRUE(back.reading.has_value());
   EXPECT_EQ(back.reading->name, "checkpoints/a");
-  EXPECT_EQ(back.reading->done.storage_bytes, 70u);
+  EXPECT_EQ(back.reading->done.read.storage_bytes, 70u);
   ASSERT_EQ(back.reading->done.filled.size(), 1u);
   EXPECT_EQ(back.reading->done.filled[0].bytes, 40u);
   EXPECT_TRUE(back.reading->done.filled[0].streamed);

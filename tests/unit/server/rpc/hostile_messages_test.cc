@@ -115,40 +115,40 @@ TEST_F(HostileLayout, RefusesANameOfManyKilobytes) {
 }
 
 TEST(HostileRequest, RefusesARequestWithoutALayout) {
-  EXPECT_THAT(FromProto(v1::LoadCheckpointRequest()),
+  EXPECT_THAT(FromProto(v1::LoadSpec()),
               FailsWith(kInvalidArgument, reason::kLayoutInvalid));
 }
 
 TEST(HostileRequest, RefusesAnAttachModeThatIsNone) {
-  v1::LoadCheckpointRequest request;
+  v1::LoadSpec request;
   request.mutable_layout()->set_rules("replicate:1");
   request.set_intended_mode(static_cast<v1::AttachMode>(77));
   EXPECT_THAT(FromProto(request), FailsWith(kInvalidArgument, reason::kInvalidRequest));
 }
 
 TEST(HostileRequest, RefusesAKindOfHandleThatIsNone) {
-  v1::LoadCheckpointRequest request;
+  v1::LoadSpec request;
   request.mutable_layout()->set_rules("replicate:1");
   request.set_handle_kind(static_cast<v1::HandleKind>(77));
   EXPECT_THAT(FromProto(request), FailsWith(kInvalidArgument, reason::kInvalidRequest));
 }
 
 TEST(HostileRequest, RefusesACastToATypeThatIsNone) {
-  v1::LoadCheckpointRequest request;
+  v1::LoadSpec request;
   request.mutable_layout()->set_rules("replicate:1");
   request.mutable_dtype_policy()->set_cast_to(static_cast<v1::Dtype>(-5));
   EXPECT_THAT(FromProto(request), FailsWith(kInvalidArgument, reason::kLayoutInvalid));
 }
 
 TEST(HostileRequest, RefusesACastThatIsNotSupported) {
-  v1::LoadCheckpointRequest request;
+  v1::LoadSpec request;
   request.mutable_layout()->set_rules("replicate:1");
   request.mutable_dtype_policy()->set_cast_to(static_cast<v1::Dtype>(Dtype::kI64));
   EXPECT_THAT(FromProto(request), FailsWith(kInvalidArgument, reason::kLayoutInvalid));
 }
 
 TEST(HostileRequest, TimeoutsStayBetweenAMillisecondAndADay) {
-  v1::LoadCheckpointRequest request;
+  v1::LoadSpec request;
   request.mutable_layout()->set_rules("replicate:1");
   request.mutable_timeout()->set_seconds(kHuge);
   request.mutable_timeout()->set_nanos(std::numeric_limits<int32_t>::max());
@@ -240,33 +240,33 @@ TEST_F(HostilePrepare, RefusesColumnsOfDifferentLengths) {
            [](v1::SourceTable& t) { t.add_strided_pieces(0); },
            [](v1::SourceTable& t) { t.add_strides(0); }}) {
     request_ = good;
-    spoil(*request_.mutable_tensors());
+    spoil(*request_.mutable_index()->mutable_tensors());
     ExpectRefused();
   }
 }
 
 TEST_F(HostilePrepare, RefusesAPieceOfAFileThatIsNotThere) {
-  request_.mutable_tensors()->set_files(0, 1);
+  request_.mutable_index()->mutable_tensors()->set_files(0, 1);
   ExpectRefused();
 }
 
 TEST_F(HostilePrepare, RefusesAPieceThatLeavesItsFile) {
-  request_.mutable_tensors()->set_offsets(0, 77);
+  request_.mutable_index()->mutable_tensors()->set_offsets(0, 77);
   ExpectRefused();
-  request_.mutable_tensors()->set_offsets(0, std::numeric_limits<uint64_t>::max());
+  request_.mutable_index()->mutable_tensors()->set_offsets(0, std::numeric_limits<uint64_t>::max());
   ExpectRefused();
 }
 
 TEST_F(HostilePrepare, RefusesMorePiecesThanAreListed) {
   for (const uint32_t count : {0u, 2u, std::numeric_limits<uint32_t>::max()}) {
-    request_.mutable_tensors()->mutable_piece_counts()->Clear();
-    request_.mutable_tensors()->add_piece_counts(count);
+    request_.mutable_index()->mutable_tensors()->mutable_piece_counts()->Clear();
+    request_.mutable_index()->mutable_tensors()->add_piece_counts(count);
     ExpectRefused();
   }
 }
 
 TEST_F(HostilePrepare, RefusesSeveralPiecesWithoutBoxes) {
-  v1::SourceTable& table = *request_.mutable_tensors();
+  v1::SourceTable& table = *request_.mutable_index()->mutable_tensors();
   table.add_files(0);
   table.add_offsets(8);
   table.add_piece_counts(2);
@@ -274,7 +274,7 @@ TEST_F(HostilePrepare, RefusesSeveralPiecesWithoutBoxes) {
 }
 
 TEST_F(HostilePrepare, RefusesABoxThatLeavesItsTensor) {
-  v1::SourceTable& table = *request_.mutable_tensors();
+  v1::SourceTable& table = *request_.mutable_index()->mutable_tensors();
   table.add_boxed_pieces(0);
   for (const uint64_t value : {0, 0, 2, 3}) table.add_boxes(value);
   EXPECT_OK(FromProto(request_));
@@ -287,7 +287,7 @@ TEST_F(HostilePrepare, RefusesABoxThatLeavesItsTensor) {
 }
 
 TEST_F(HostilePrepare, RefusesStridesThatLeaveTheFile) {
-  v1::SourceTable& table = *request_.mutable_tensors();
+  v1::SourceTable& table = *request_.mutable_index()->mutable_tensors();
   table.add_strided_pieces(0);
   table.add_strides(1);
   table.add_strides(2);
@@ -300,30 +300,30 @@ TEST_F(HostilePrepare, RefusesStridesThatLeaveTheFile) {
 
 TEST_F(HostilePrepare, RefusesAKindOrAGroupThatIsNone) {
   const v1::PrepareRequest good = request_;
-  request_.mutable_tensors()->add_kinds(static_cast<v1::EntryKind>(5));
+  request_.mutable_index()->mutable_tensors()->add_kinds(static_cast<v1::EntryKind>(5));
   ExpectRefused();
   request_ = good;
-  request_.mutable_tensors()->add_kinds(static_cast<v1::EntryKind>(-1));
+  request_.mutable_index()->mutable_tensors()->add_kinds(static_cast<v1::EntryKind>(-1));
   ExpectRefused();
   request_ = good;
-  request_.mutable_tensors()->add_group_of(0);
+  request_.mutable_index()->mutable_tensors()->add_group_of(0);
   ExpectRefused();
-  for (int i = 0; i < 1001; ++i) request_.mutable_tensors()->add_groups(std::to_string(i));
+  for (int i = 0; i < 1001; ++i) request_.mutable_index()->mutable_tensors()->add_groups(std::to_string(i));
   ExpectRefused();
 }
 
 TEST_F(HostilePrepare, RefusesAShapeThatIsCutShort) {
-  request_.mutable_tensors()->set_ranks_of_shape(0, std::numeric_limits<uint32_t>::max());
+  request_.mutable_index()->mutable_tensors()->set_ranks_of_shape(0, std::numeric_limits<uint32_t>::max());
   ExpectRefused();
 }
 
 TEST_F(HostilePrepare, RefusesATensorWithoutADtype) {
-  request_.mutable_tensors()->set_dtypes(0, v1::Dtype::DTYPE_UNSPECIFIED);
+  request_.mutable_index()->mutable_tensors()->set_dtypes(0, v1::Dtype::DTYPE_UNSPECIFIED);
   ExpectRefused();
 }
 
 TEST_F(HostilePrepare, RefusesARequestThatIsNotTheOneItsKeySays) {
-  request_.set_source("/another/source");
+  request_.mutable_spec()->set_source("/another/source");
   ExpectRefused();
 }
 
