@@ -74,8 +74,10 @@ World MakeWorld(const std::string& rules, Dtype cast_to) {
   const auto add = [&](const std::string& name, Dtype dtype, const Shape& shape, uint32_t file) {
     const uint64_t bytes = ElementCount(shape) * BitsOf(dtype) / 8;
     const uint64_t offset = index->files[file].bytes;
-    index->tensors.push_back(
-        {name, dtype, shape, {{file, offset, bytes, {Shape(shape.size()), shape}}}});
+    index->tensors.push_back({.name = name,
+                              .dtype = dtype,
+                              .shape = shape,
+                              .pieces = {{file, offset, bytes, {Shape(shape.size()), shape}}}});
     index->files[file].bytes += bytes;
   };
   index->files.push_back({"/c/a.safetensors", 80, 1, 2, 3, 4});
