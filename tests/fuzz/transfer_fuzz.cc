@@ -80,8 +80,8 @@ World MakeWorld(const std::string& rules, Dtype cast_to) {
                               .pieces = {{file, offset, bytes, {Shape(shape.size()), shape}}}});
     index->files[file].bytes += bytes;
   };
-  index->files.push_back({"/c/a.safetensors", 80, 1, 2, 3, 4});
-  index->files.push_back({"/c/b.safetensors", 16, 1, 3, 3, 4});
+  index->files.push_back({"/c/a.safetensors", 80, "2", "4", "1", 3});
+  index->files.push_back({"/c/b.safetensors", 16, "3", "4", "1", 3});
   add("a", Dtype::kF32, {6, 8}, 0);
   add("b", Dtype::kU8, {64}, 1);
   add("c", Dtype::kBF16, {4, 4, 2}, 0);

@@ -403,9 +403,9 @@ def test_one_request_id_is_not_for_two_requests(scene, tmp_path):
 
     def load(path):
         request = _proto.message("LoadCheckpointRequest")(
-            source=path, request_id="the same", intended_mode=1
+            request_id="the same", spec={"source": path, "intended_mode": 1}
         )
-        request.layout.rules = "replicate:2"
+        request.spec.layout.rules = "replicate:2"
         return scene.client._connection.call(
             "LoadCheckpoint", request, "loading", _rpc.Deadline(10)
         )

@@ -66,11 +66,14 @@ FAR = 2**63
     "method, request_of",
     [
         ("Heartbeat", lambda: message("HeartbeatRequest", rank=2**31 - 1, incarnation="who")),
-        ("Propose", lambda: message("ProposeRequest", rank=-1, source="/x")),
+        ("Propose", lambda: message("ProposeRequest", rank=-1, spec={"source": "/x"})),
         (
             "Prepare",
             lambda: message(
-                "PrepareRequest", epoch=FAR, name="checkpoints/x", names=["w"], dtypes=[99]
+                "PrepareRequest",
+                epoch=FAR,
+                name="checkpoints/x",
+                index={"tensors": {"names": ["w"], "dtypes": [99]}},
             ),
         ),
         (

@@ -162,13 +162,14 @@ class FakeDaemon:
         names = sorted(tensors)
         start = int(request.page_token or 0)
         reply = _proto.message("InspectCheckpointResponse")(
-            source=request.source, tensor_count=len(names), source_identity=identity_of(request.source)
+            tensor_count=len(names), source_identity=identity_of(request.source)
         )
-        reply.files.add(path=request.source, bytes=os.path.getsize(request.source))
-        reply.metadata["format"] = "pt"
+        reply.index.source = request.source
+        reply.index.files.add(path=request.source, bytes=os.path.getsize(request.source))
+        reply.index.metadata["format"] = "pt"
         for name in names[start : start + self.page]:
             row, shape, offset, data = tensors[name]
-            table = reply.tensors
+            table = reply.index.tensors
             table.names.append(name)
             table.dtypes.append(row.number)
             table.ranks_of_shape.append(len(shape))
@@ -181,23 +182,24 @@ class FakeDaemon:
         return reply
 
     def LoadCheckpoint(self, request):
-        tensors = self._open(request.source)
+        spec = request.spec
+        tensors = self._open(spec.source)
         with self.lock:
             key = (
-                request.source,
-                os.stat(request.source).st_mtime_ns,
-                request.layout.SerializeToString(deterministic=True),
-                request.dtype_policy.SerializeToString(deterministic=True),
-                request.intended_mode == 3,
+                spec.source,
+                os.stat(spec.source).st_mtime_ns,
+                spec.layout.SerializeToString(deterministic=True),
+                spec.dtype_policy.SerializeToString(deterministic=True),
+                spec.intended_mode == 3,
             )
             self.requests.append(request)
             name, resident = self.checkpoints.get(key), True
             if name is None:
                 resident, name = False, f"checkpoints/{len(self.checkpoints) + 1:x}"
-                self.slabs[name] = self._fill(tensors, request)
+                self.slabs[name] = self._fill(tensors, spec)
                 self.checkpoints[key] = name
-                self.identities[name] = identity_of(request.source)
-                self.sources[name] = request.source
+                self.identities[name] = identity_of(spec.source)
+                self.sources[name] = spec.source
             reply = _proto.message("LoadCheckpointResponse")(resident=resident)
             self._describe(reply.checkpoint, name)
             return reply
@@ -220,20 +222,20 @@ class FakeDaemon:
 
         return DeviceSlab(self.gpu)
 
-    def _fill(self, tensors, request):
+    def _fill(self, tensors, spec):
         slab = self._new_slab()
-        if request.layout.WhichOneof("form") == "rules":
+        if spec.layout.WhichOneof("form") == "rules":
             for name in sorted(tensors):
                 row, shape, _, data = tensors[name]
                 array, row = cast(
                     np.frombuffer(data, row.numpy),
                     row,
-                    request.dtype_policy.cast_to if row.number in _dtypes.CASTABLE else 0,
+                    spec.dtype_policy.cast_to if row.number in _dtypes.CASTABLE else 0,
                 )
                 slab.add(name, row, array.reshape(shape), array.size)
         else:
-            self._fill_stated(slab, tensors, request.layout.rank_layout)
-        slab.finish(request.intended_mode == 3)
+            self._fill_stated(slab, tensors, spec.layout.rank_layout)
+        slab.finish(spec.intended_mode == 3)
         return slab
 
     def _fill_stated(self, slab, tensors, layout):
@@ -327,10 +329,10 @@ class FakeDaemon:
         return reply
 
     def PlanLoad(self, request):
-        self._open(request.source)
+        self._open(request.spec.source)
         reply = _proto.message("PlanLoadResponse")(storage_bytes=11, plan_digest="ab")
         reply.ranks.add(rank=0, slab_bytes=512, tensor_bytes=11, tensor_count=1)
-        reply.files.add(path=request.source, read_bytes=11)
+        reply.files.add(path=request.spec.source, read_bytes=11)
         return reply
 
     def VerifyCheckpoint(self, request):

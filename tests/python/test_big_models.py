@@ -146,7 +146,7 @@ def test_a_path_may_begin_with_two_slashes(daemon, tmp_path):
     ckptd.accelerate.load_checkpoint_in_model(model, f"/{tmp_path}", device_map={"": "cpu"}, address=daemon.path)
     assert torch.equal(model.weight, whole.weight)
     # Two slashes a daemon would make one, and by its name for the file it would not be found again.
-    assert {request.source for request in daemon.requests} == {str(tmp_path / "model.safetensors")}
+    assert {request.spec.source for request in daemon.requests} == {str(tmp_path / "model.safetensors")}
 
 
 HOST, META = "cpu", "meta"

@@ -117,18 +117,18 @@ def test_a_deadline_says_its_seconds_as_a_person_would(timeout, said):
 
 def test_the_layout_travels_as_rules(daemon, client, source):
     client.load(source[0], layout="fsdp:4")
-    assert daemon.requests[0].layout.rules == "fsdp:4"
+    assert daemon.requests[0].spec.layout.rules == "fsdp:4"
 
 
 def test_a_dict_layout_travels_as_json(daemon, client, source):
     client.load(source[0], layout={"mesh": [2]})
-    assert daemon.requests[0].layout.rules == '{"mesh": [2]}'
+    assert daemon.requests[0].spec.layout.rules == '{"mesh": [2]}'
 
 
 def test_no_layout_is_a_full_copy_on_each_rank(daemon, client, source, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     client.load(source[0])
-    assert daemon.requests[0].layout.rules == "replicate:4"
+    assert daemon.requests[0].spec.layout.rules == "replicate:4"
 
 
 def test_a_layout_of_another_kind_is_refused(client, source):
@@ -138,7 +138,7 @@ def test_a_layout_of_another_kind_is_refused(client, source):
 
 def test_dtype_and_exceptions_travel_as_policy(daemon, client, source):
     client.load(source[0], dtype="bfloat16", keep_fp32=["*.norm.*"])
-    policy = daemon.requests[0].dtype_policy
+    policy = daemon.requests[0].spec.dtype_policy
     assert (policy.cast_to, list(policy.keep_f32)) == (15, ["*.norm.*"])
 
 
@@ -153,7 +153,7 @@ def test_an_unknown_mode_is_refused_with_the_known_ones(client, source):
 
 
 def test_a_checkpoint_that_was_taken_meanwhile_is_said_to_be(daemon, client, source):
-    daemon.settled = 5
+    daemon.settled = 4
     with pytest.raises(ckptd.FailedPrecondition, match="EXCLUSIVE client has taken") as caught:
         client.load(source[0])
     assert caught.value.reason == "TAKEN"
@@ -162,7 +162,7 @@ def test_a_checkpoint_that_was_taken_meanwhile_is_said_to_be(daemon, client, sou
 def test_a_relative_source_is_made_absolute(daemon, client, source, monkeypatch):
     monkeypatch.chdir(os.path.dirname(source[0]))
     client.load("model.safetensors")
-    assert daemon.requests[0].source == source[0]
+    assert daemon.requests[0].spec.source == source[0]
 
 
 @pytest.mark.parametrize("form", [os.fsencode, os.fspath, pathlib.Path])
@@ -172,7 +172,7 @@ def test_what_follows_a_link_upwards_is_beside_where_the_link_leads(daemon, clie
     # The name of a link to a file may say what the file is: it stays.
     (tmp_path / "far" / "same.safetensors").symlink_to(source[0])
     client.load(form(f"{tmp_path}/link/.././same.safetensors/"))
-    assert daemon.requests[0].source == f"{tmp_path}/far/same.safetensors"
+    assert daemon.requests[0].spec.source == f"{tmp_path}/far/same.safetensors"
 
 
 @pytest.mark.parametrize("call", ["load", "inspect", "check_readable", "plan"])
@@ -186,7 +186,7 @@ def test_a_source_whose_name_is_not_utf8_is_sent_as_a_uri(client, call, form):
 @pytest.mark.parametrize("form", [os.fsencode, pathlib.Path, lambda path: "file://" + path])
 def test_a_source_may_be_named_by_a_path_of_any_kind_or_a_uri(daemon, client, source, form):
     client.load(form(source[0]))
-    assert daemon.requests[0].source == source[0]
+    assert daemon.requests[0].spec.source == source[0]
 
 
 def test_a_uri_in_bytes_that_are_not_utf8_is_a_path(client):

@@ -50,7 +50,7 @@ def test_the_daemon_is_told_which_load_an_acquire_follows(client, daemon, source
     client.open(source[0]).close()
     (load,), (acquired, opened) = daemon.requests, asked
     assert acquired.load_request_id == load.request_id != "" and opened.load_request_id == ""
-    assert load.wait_memory.ToMilliseconds() == 2500
+    assert load.spec.wait_memory.ToMilliseconds() == 2500
 
 
 def test_a_load_without_a_layout_says_what_copies_on_all_ranks_cost(

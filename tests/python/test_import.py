@@ -231,7 +231,7 @@ def test_a_killed_process_ends_its_lease(daemon, source):
 
 def test_the_class_of_a_part_of_a_message_outlives_its_messages():
     def part():
-        return type(_proto.message("LoadCheckpointRequest")().layout.rank_layout)
+        return type(_proto.message("LoadSpec")().layout.rank_layout)
     first = weakref.ref(part())
     gc.collect()
     assert first() is part()

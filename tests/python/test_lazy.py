@@ -37,7 +37,7 @@ def lazy(daemon, tmp_path):
 @pytest.fixture
 def loads(daemon):
     """loads() -> the names that each load was of."""
-    return lambda: [json.loads(request.layout.rules)["rules"][0]["match"] for request in daemon.requests]
+    return lambda: [json.loads(request.spec.layout.rules)["rules"][0]["match"] for request in daemon.requests]
 
 
 def test_small_tensors_come_together(lazy, loads):

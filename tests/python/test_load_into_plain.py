@@ -122,7 +122,7 @@ def test_tied_weights_stay_one_parameter(make):
 
 def test_tied_weights_are_asked_for_once(make, daemon):
     make.load(on_meta(lambda: Net(tied=True)), numbers(Net(tied=True)))
-    layout = daemon.requests[0].layout.rank_layout
+    layout = daemon.requests[0].spec.layout.rank_layout
     assert "head.weight" not in layout.names and list(layout.alias_names) == ["head.weight"]
 
 
@@ -321,7 +321,7 @@ def test_shared_memory_serves_a_frozen_model(make):
 
 def test_exclusive_memory_is_asked_for_at_the_load(make, daemon):
     make.load(on_meta(), numbers(Net()), mode="exclusive")
-    assert daemon.requests[0].intended_mode == 3
+    assert daemon.requests[0].spec.intended_mode == 3
 
 
 # -- tensors that cannot be filled in place -----------------------------------

@@ -149,20 +149,18 @@ class Client:
         load's own failure, or DeadlineExceeded that names what the load was waiting for.
         """
         deadline = Deadline(min(timeout, _MAX_LOAD_SECONDS))
-        request = _proto.message("LoadCheckpointRequest")(
-            source=source_text(source),
-            intended_mode=mode_number(mode),
-            handle_kind=_handle_number(handle),
-            request_id=uuid.uuid4().hex,
-            skip_digests=not digest,
-            job_key=job_key(),
-        )
-        _layout.fill_layout(request.layout, _outside.fit_layout(self, source, layout, deadline))
-        _layout.fill_policy(request.dtype_policy, dtype, keep_fp32)
-        whole, fraction = divmod(deadline.timeout, 1)
-        request.timeout.seconds, request.timeout.nanos = int(whole), int(fraction * 1e9)
-        request.wait_memory.FromNanoseconds(int(min(wait_memory, _MAX_LOAD_SECONDS) * 1e9))
-        doing = f"loading {request.source}"
+        request = _proto.message("LoadCheckpointRequest")(request_id=uuid.uuid4().hex)
+        spec = request.spec
+        spec.source = source_text(source)
+        spec.intended_mode = mode_number(mode)
+        spec.handle_kind = _handle_number(handle)
+        spec.skip_digests = not digest
+        spec.job_key = job_key()
+        _layout.fill_layout(spec.layout, _outside.fit_layout(self, source, layout, deadline))
+        _layout.fill_policy(spec.dtype_policy, dtype, keep_fp32)
+        spec.timeout.FromNanoseconds(int(deadline.timeout * 1e9))
+        spec.wait_memory.FromNanoseconds(int(min(wait_memory, _MAX_LOAD_SECONDS) * 1e9))
+        doing = f"loading {spec.source}"
         _deferred_free.drain()  # memory that this process has dropped may be the room for it
         try:
             reply = self._call("LoadCheckpoint", request, doing, deadline)
@@ -334,17 +332,17 @@ class Client:
             reply = self._call("InspectCheckpoint", request, f"inspecting {path}", deadline)
             if result is None:
                 result = Source(
-                    path_of(reply.source or path),
-                    [(path_of(f.path), f.bytes) for f in reply.files],
+                    path_of(reply.index.source or path),
+                    [(path_of(f.path), f.bytes) for f in reply.index.files],
                     reply.tensor_count,
                     reply.tensor_bytes,
-                    dict(reply.metadata),
+                    dict(reply.index.metadata),
                     reply.source_identity,
                     remarks=list(reply.remarks),
                 )
             elif reply.source_identity != result.identity:
                 raise source_changed(path, "between two pages of its tensors", "inspect it again")
-            _types.add_page(result, reply.tensors)
+            _types.add_page(result, reply.index.tensors)
             if not reply.next_page_token:
                 return result
             request.page_token = reply.next_page_token
@@ -371,9 +369,10 @@ class Client:
         """
         deadline = Deadline(timeout)
         path = source_text(source)
-        request = _proto.message("PlanLoadRequest")(source=path)
-        _layout.fill_layout(request.layout, layout)
-        _layout.fill_policy(request.dtype_policy, dtype, keep_fp32)
+        request = _proto.message("PlanLoadRequest")()
+        request.spec.source = path
+        _layout.fill_layout(request.spec.layout, layout)
+        _layout.fill_policy(request.spec.dtype_policy, dtype, keep_fp32)
         reply = self._call("PlanLoad", request, f"planning a load of {path}", deadline)
         return _types.plan_of(reply)
 

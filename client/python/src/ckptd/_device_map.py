@@ -44,7 +44,8 @@ def request_for(
             f"planning devices: there is no way {way!r}; use one of {', '.join(_WAYS)}",
             "INVALID_REQUEST",
         )
-    request = _proto.message("PlanLoadRequest")(source=source_text(source))
+    request = _proto.message("PlanLoadRequest")()
+    request.spec.source = source_text(source)
     rules = request.device_map
     rules.way = _WAYS[way]
     if not isinstance(max_memory, str):
@@ -53,7 +54,7 @@ def request_for(
     rules.no_split.extend(no_split)
     rules.order.extend(order)
     rules.tied.update(tied or {})
-    _layout.fill_policy(request.dtype_policy, dtype, keep_fp32)
+    _layout.fill_policy(request.spec.dtype_policy, dtype, keep_fp32)
     return request
 
 

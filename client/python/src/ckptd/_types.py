@@ -14,7 +14,7 @@ HANDLES = {"memfd": 1, "vmm_fd": 2, "cuda_ipc": 3}
 _HANDLE_NAMES = {number: name for name, number in HANDLES.items()}
 _STAGES = _proto.enum_names("Stage", "STAGE_")
 _KINDS = {n: name.lower() for n, name in _proto.enum_names("EntryKind", "ENTRY_KIND_").items()}
-_STATES = {0: "UNSPECIFIED", 1: "LOADING", 2: "ACTIVE", 3: "UNLOADING", 4: "FAILED", 5: "TAKEN"}
+_STATES = _proto.enum_names("Checkpoint.State", "STATE_")
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ def progress_of(message) -> Progress:
         waiting_ranks=tuple(message.waiting_ranks),
         conflict=message.conflict,
         no_memory=message.no_memory,
-        storage_bytes=message.storage_bytes,
-        mapped_bytes=message.mapped_bytes,
-        direct_bytes=message.direct_bytes,
+        storage_bytes=message.read.storage_bytes,
+        mapped_bytes=message.read.mapped_bytes,
+        direct_bytes=message.read.direct_bytes,
         sent_bytes=message.sent_bytes,
         restored_bytes=message.restored_bytes,
         streamed_ranks=tuple(message.streamed_ranks),
