@@ -15,6 +15,10 @@ enum class HandleKind : uint8_t {
   kCudaIpc = 3,
 };
 
+// Whether clients only open memory that stays the daemon's and ends with it. A load has such memory
+// only by asking for it, a client must name the kind to get it, and nobody can take it over.
+constexpr bool EndsWithDaemon(HandleKind kind) { return kind == HandleKind::kCudaIpc; }
+
 // The name in the API, without its prefix.
 constexpr std::string_view NameOf(HandleKind kind) {
   switch (kind) {

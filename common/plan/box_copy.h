@@ -1,5 +1,5 @@
-// From "this piece of a file holds this box" and "this box goes there" to strided
-// copies. Pure; thread-safe.
+// Intersects a piece of a file with a box that a rank needs, and turns the part that both have
+// into strided copies. Pure; thread-safe.
 #ifndef CKPTD_COMMON_PLAN_BOX_COPY_H_
 #define CKPTD_COMMON_PLAN_BOX_COPY_H_
 

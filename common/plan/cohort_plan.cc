@@ -133,7 +133,8 @@ void CohortPlan::DigestTensors() {
   digest_ = out.Digest();
 }
 
-absl::Status CohortPlan::Blame(const absl::Status& status, uint32_t kind, uint32_t rank) const {
+absl::Status CohortPlan::AttributeToTensor(const absl::Status& status, uint32_t kind,
+                                           uint32_t rank) const {
   const std::string& name = wanted_[items_[kind_firsts_[kind]].name_order].name;
   return WithFact(
       WithContext(status, fmt::format("planning tensor '{}' for rank {}", name, rank)), "tensor",
@@ -151,17 +152,17 @@ absl::StatusOr<PlannedRank> CohortPlan::Plan(uint32_t rank, const PlannedRank* l
   Spell(flats, spelling);
   for (uint32_t k = 0; k < kinds_.size(); ++k) {
     const auto part = PartOf(kinds_[k], layout_->meshes, rank);
-    if (!part.ok()) return Blame(part.status(), k, rank);
+    if (!part.ok()) return AttributeToTensor(part.status(), k, rank);
     const auto slot = SlotOf(kinds_[k], *part);
     const KindShare share{slot.value_or(0), part->copies.size()};
     shares.push_back(share);
     if (!slot.has_value() || !AddTo(out.slab_bytes, kind_sizes_[k], share.slot_bytes)) {
-      return Blame(TooManyBytes(), k, rank);
+      return AttributeToTensor(TooManyBytes(), k, rank);
     }
     out.tensor_bytes += kind_sizes_[k] * part->bytes;
     out.kind_copies += share.copies;
     if (!AddTo(out.copies, kind_sizes_[k], share.copies) || out.copies > kMaxCopies) {
-      return Blame(TooManyCopies(), k, rank);
+      return AttributeToTensor(TooManyCopies(), k, rank);
     }
     out.casts_down = out.casts_down || (!part->copies.empty() &&
                                         BitsOf(kinds_[k].to) < BitsOf(kinds_[k].from));

@@ -84,7 +84,7 @@ class CohortPlan {
   CohortPlan() = default;
   absl::Status SortIntoKinds(const CheckpointIndex& index);
   void DigestTensors();
-  absl::Status Blame(const absl::Status& status, uint32_t kind, uint32_t rank) const;
+  absl::Status AttributeToTensor(const absl::Status& status, uint32_t kind, uint32_t rank) const;
 
   std::shared_ptr<const RankLayout> layout_;
   std::vector<ResolvedTarget> wanted_;  // by name

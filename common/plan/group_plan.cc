@@ -16,7 +16,7 @@
 namespace ckptd {
 namespace {
 
-absl::Status OfRank(uint32_t rank, const absl::Status& status) {
+absl::Status AttributeToRank(uint32_t rank, const absl::Status& status) {
   if (FactsOf(status).count("rank") > 0) return status;
   return WithFact(WithContext(status, fmt::format("rank {}", rank)), "rank", std::to_string(rank));
 }
@@ -37,12 +37,12 @@ absl::StatusOr<GroupPlan> GroupPlan::Make(std::shared_ptr<const CheckpointIndex>
 absl::Status GroupPlan::Add(const Cohort& cohort, const DtypePolicy& policy,
                             const std::function<absl::Status(Size)>& poll) {
   auto made = CohortPlan::Make(*index_, cohort.layout, policy);
-  if (!made.ok()) return OfRank(cohort.layout->rank, made.status());
+  if (!made.ok()) return AttributeToRank(cohort.layout->rank, made.status());
   cohorts_.push_back(std::make_unique<const CohortPlan>(*std::move(made)));
   for (const uint32_t rank : cohort.ranks) {
     const bool follows = !cohort_of_.empty() && cohort_of_.back() + 1 == cohorts_.size();
     auto planned = cohorts_.back()->Plan(rank, follows ? &ranks_.back() : nullptr);
-    if (!planned.ok()) return OfRank(rank, planned.status());
+    if (!planned.ok()) return AttributeToRank(rank, planned.status());
     // A kind that the rank receives nothing of takes its time, too.
     size_.copies += std::max<uint64_t>(planned->kind_copies, planned->shares->size());
     ranks_.push_back(*std::move(planned));

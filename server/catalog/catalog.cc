@@ -93,7 +93,7 @@ void Catalog::Begin(const std::string& name, const IdentifiedRequest& asked, uin
   }
   Log(LogLevel::kInfo, "{}: loading {}, layout {}", name, request.source, entry.info.layout);
   table_.entries[name] = std::move(entry);
-  table_.Touch(table_.entries[name]);
+  table_.BumpVersion(table_.entries[name]);
   Prune();
 }
 
@@ -108,7 +108,7 @@ void Catalog::UpdateProgress(const std::string& name, const Progress& progress) 
   } else {
     return;
   }
-  table_.Touch(*entry);
+  table_.BumpVersion(*entry);
 }
 
 void Catalog::Prune() {
@@ -171,7 +171,7 @@ absl::Status Catalog::Publish(const CommitCall& call) {
   entry->info.resident_ranks = table_.world_size;  // what is published on one rank is so on all
   entry->filled = ++table_.ticks;
   table_.StartKeeping(*entry);
-  table_.Touch(*entry);
+  table_.BumpVersion(*entry);
   return absl::OkStatus();
 }
 
@@ -250,7 +250,7 @@ absl::StatusOr<CheckpointInfo> Catalog::Pin(const std::string& name, bool pinned
   if (entry == nullptr) return CheckpointNotFound(name);
   CatalogEntry& owner = table_.OwnerOf(*entry);
   owner.info.pinned = pinned;
-  table_.Touch(owner);
+  table_.BumpVersion(owner);
   return table_.InfoOf(*entry);
 }
 

@@ -21,7 +21,7 @@ void Catalog::Fail(const std::string& name, const absl::Status& why) {
   entry->info.failure = why;
   freed = std::move(entry->memory);
   entry->KeepWhatIsShown();
-  table_.Touch(*entry);
+  table_.BumpVersion(*entry);
   Log(LogLevel::kError, "{}: failed: {} ({})", name, MessageOf(why), ReasonOf(why));
 }
 

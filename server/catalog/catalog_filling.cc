@@ -21,7 +21,7 @@ void Catalog::BeginFilling(const std::string& name, uint64_t since) {
   }
   entry->filling = CatalogEntry::Filling{{}, ++table_.ticks};
   entry->info.failure = absl::OkStatus();
-  table_.Touch(*entry);
+  table_.BumpVersion(*entry);
 }
 
 void Catalog::EndFilling(CatalogEntry& entry, const absl::Status& why) {
@@ -31,7 +31,7 @@ void Catalog::EndFilling(CatalogEntry& entry, const absl::Status& why) {
   entry.filling.reset();
   entry.info.failure = why;
   table_.StartKeeping(table_.OwnerOf(entry));
-  table_.Touch(entry);
+  table_.BumpVersion(entry);
   if (why.ok()) return;
   Log(LogLevel::kError, "{}: filling the ranks without it failed: {}", entry.info.name,
       MessageOf(why));

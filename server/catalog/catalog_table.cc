@@ -82,7 +82,7 @@ const CatalogEntry* CatalogTable::Find(const std::string& name) const {
   return at == entries.end() ? nullptr : &at->second;
 }
 
-void CatalogTable::Touch(CatalogEntry& entry) {
+void CatalogTable::BumpVersion(CatalogEntry& entry) {
   ++entry.version;
   entry.last_used = ++ticks;
   changed.NotifyAll();

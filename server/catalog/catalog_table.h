@@ -79,7 +79,7 @@ struct CatalogTable {
   // What clients are told of it: LOADING while other ranks are filled.
   CheckpointInfo InfoOf(const CatalogEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
   // It has changed, or was used.
-  void Touch(CatalogEntry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  void BumpVersion(CatalogEntry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
   // The entry goes, and its views with it. Clients that learn its name only now find it gone.
   void Erase(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
   // This entry or a view of it whose load has yet to end: until then its memory stays. Null: none.

@@ -81,8 +81,8 @@ absl::StatusOr<bool> Catalog::PublishView(const PrepareCall& call, const Residen
   entry->kept_for.clear();
   table_.StartKeeping(*memory);
   entry->wanted.reset();
-  table_.Touch(*entry);
-  table_.Touch(*memory);
+  table_.BumpVersion(*entry);
+  table_.BumpVersion(*memory);
   return true;
 }
 

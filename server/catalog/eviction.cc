@@ -31,7 +31,7 @@ std::optional<uint64_t> Said(const absl::Status& refused, const char* fact) {
 // Memory by name goes with this process, so a client gets it only by asking for it.
 HandleKind KindFor(const MemoryBackend& backend, const LoadRequest& request) {
   const HandleKind first = backend.kinds().front();
-  return request.kind.value_or(first == HandleKind::kCudaIpc ? HandleKind::kVmmFd : first);
+  return request.kind.value_or(EndsWithDaemon(first) ? HandleKind::kVmmFd : first);
 }
 
 absl::Status Eviction::CheckKind(const LoadRequest& request) const {
@@ -46,7 +46,7 @@ absl::Status Eviction::CheckKind(const LoadRequest& request) const {
                                request.source, table_.rank,
                                backend_.device().empty() ? "the host" : backend_.device(),
                                NameOf(asked), fmt::join(names, " or "),
-                               kinds.front() == HandleKind::kCudaIpc
+                               EndsWithDaemon(kinds.front())
                                    ? "that (--handle cuda_ipc), which is gone with this daemon"
                                    : "none"));
 }
@@ -139,7 +139,7 @@ absl::StatusOr<std::shared_ptr<ShardMemory>> Eviction::Allocate(const PrepareCal
   entry->NotePlan(call, std::move(shard));
   entry->memory = memory;
   entry->wanted.reset();
-  table_.Touch(*entry);
+  table_.BumpVersion(*entry);
   return memory;
 }
 

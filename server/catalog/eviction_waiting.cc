@@ -110,7 +110,7 @@ void Eviction::GiveBack(const std::string& name) {
   freed = std::move(entry->memory);
   entry->shard = nullptr;
   entry->info.slab_bytes = 0;
-  table_.Touch(*entry);
+  table_.BumpVersion(*entry);
 }
 
 bool Eviction::AnyWaiting() const {

@@ -52,8 +52,8 @@ absl::StatusOr<ShardLeases::Held> ShardLeases::Hold(const std::string& name, Att
   entry->kept_for.erase(request_id);
   ++entry->info.leases;
   entry->exclusive = mode == AttachMode::kExclusive;
-  if (asked != entry) table_.Touch(*asked);
-  table_.Touch(*entry);
+  if (asked != entry) table_.BumpVersion(*asked);
+  table_.BumpVersion(*entry);
   return Held{entry->memory, shard, entry->generation, entry->info.name};
 }
 
@@ -63,7 +63,7 @@ void ShardLeases::Release(const std::string& name, uint64_t generation) {
   if (entry == nullptr || entry->generation != generation || entry->info.leases == 0) return;
   --entry->info.leases;
   entry->exclusive = false;
-  table_.Touch(*entry);
+  table_.BumpVersion(*entry);
 }
 
 void ShardLeases::MarkTaken(const std::string& name, uint64_t generation) {
@@ -82,7 +82,7 @@ void ShardLeases::Take(CatalogEntry& entry) {
   entry.info.served_from.clear();
   entry.filling.reset();
   entry.memory = nullptr;
-  table_.Touch(entry);
+  table_.BumpVersion(entry);
 }
 
 absl::StatusOr<ShardLeases::Held> ShardLeases::Look(const std::string& name) const {

@@ -84,7 +84,7 @@ std::vector<std::string> Watchers::ReapAbandoned(Clock::time_point now) {
                               entry.info.source),
                   {{"rank", std::to_string(table_.rank)}});
     entry.KeepWhatIsShown();
-    table_.Touch(entry);
+    table_.BumpVersion(entry);
     Log(LogLevel::kWarn, "{}: {}", name, MessageOf(entry.info.failure));
   }
   return proposals;

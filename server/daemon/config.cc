@@ -91,9 +91,9 @@ const Setting kSettings[] = {
      "this daemon may run on, or, where they are of several, gives the ranks of a host the "
      "nodes in blocks; a number; or off"},
     {"read", &Config::read,
-     "How storage is read: auto takes, for each MiB, a mapping of what is cached (copies of "
-     "it for GPU memory, and where mapping is slow), and else reads past the page cache "
-     "(O_DIRECT); map, buffer or direct force one way"},
+     "How storage is read. map: through a mapping of the page cache. buffer: through copies of "
+     "the page cache. direct: past the page cache (O_DIRECT). auto picks one per MiB: direct for "
+     "what is not cached, else map, or buffer for GPU memory and where mapping is slow"},
     {"reader-threads", &Config::reader_threads,
      "Threads that read storage; 0 means one per core, for GPU memory at most one per 8 MiB "
      "of --staging"},

@@ -229,10 +229,10 @@ bool Follower::SendHeartbeat() {
                                          parts_.catalog.eviction().MakeRoomForWaiting(), participants},
                                         deadline);
   if (!reply.ok()) return IsStillMember(reply.status(), begun);
-  if (reading.has_value()) parts_.reading.Told(*reading);
+  if (reading.has_value()) parts_.reading.NoteDelivered(*reading);
   last_answer_ = Clock::now();
   abandoned_.clear();
-  if (parts_.participants != nullptr) parts_.participants->Told(participants, reply->verdicts);
+  if (parts_.participants != nullptr) parts_.participants->NoteDelivered(participants, reply->verdicts);
   std::set<std::string> known;
   for (const auto& [name, progress] : reply->loads) {
     known.insert(name);

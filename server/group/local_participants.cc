@@ -143,7 +143,7 @@ std::vector<Participant> LocalParticipants::Snapshot(Clock::time_point now) {
   return all;
 }
 
-void LocalParticipants::Told(const std::vector<Participant>& told,
+void LocalParticipants::NoteDelivered(const std::vector<Participant>& told,
                              const std::vector<Verdict>& verdicts) {
   std::vector<std::pair<Answer, absl::Status>> answers;
   {

@@ -40,7 +40,7 @@ class LocalParticipants {
   // up the limit if no leader answers.
   std::vector<Participant> Snapshot(Clock::time_point now);
   // The leader got that snapshot and answered with `verdicts`.
-  void Told(const std::vector<Participant>& told, const std::vector<Verdict>& verdicts);
+  void NoteDelivered(const std::vector<Participant>& told, const std::vector<Verdict>& verdicts);
   bool Empty() const;
 
  private:

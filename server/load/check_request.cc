@@ -115,11 +115,12 @@ absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t wo
                                  request.source, rank, world_size - 1));
   }
   CKPTD_RETURN_IF_ERROR(CheckSource("loading", request.source));
-  if (request.kind == HandleKind::kCudaIpc && request.intended == AttachMode::kExclusive) {
+  if (request.kind.has_value() && EndsWithDaemon(*request.kind) &&
+      request.intended == AttachMode::kExclusive) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
-                     fmt::format("loading {} for EXCLUSIVE as CUDA_IPC: such memory stays the "
-                                 "daemon's and cannot be taken; load it as VMM_FD, or for PRIVATE",
-                                 request.source));
+                     fmt::format("loading {} for EXCLUSIVE as {}: such memory stays the daemon's "
+                                 "and cannot be taken; load it as VMM_FD, or for PRIVATE",
+                                 request.source, NameOf(*request.kind)));
   }
   return CheckLayout(request, rank, world_size);
 }

@@ -141,7 +141,7 @@ absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const Identified
     CKPTD_ASSIGN_OR_RETURN(name, pending_.Propose(proposal, reuse, Clock::now()));
   }
   if (rank == 0) parts_.catalog.Begin(*name, asked, since);
-  Hurry();
+  WakeForHeartbeat();
   return *name;
 }
 
@@ -158,7 +158,7 @@ absl::Status Coordinator::CancelFor(uint32_t rank, const std::string& name) {
                                      "load again, if it is wanted",
                                      name, rank),
                          {{"checkpoint", name}, {"rank", std::to_string(rank)}}));
-  Hurry();
+  WakeForHeartbeat();
   return absl::OkStatus();
 }
 
@@ -178,7 +178,7 @@ absl::StatusOr<JoinReply> Coordinator::Join(const MemberIdentity& identity,
     for (const ResidentCheckpoint& resident : residents) held.insert(resident.name);
     holdings_.Set(identity.rank, std::move(held));
   }
-  Hurry();
+  WakeForHeartbeat();
   return reply;
 }
 
@@ -285,7 +285,7 @@ void Coordinator::TellOfParticipants() {
   const std::vector<Participant> all = parts_.participants->Snapshot(Clock::now());
   const std::vector<Verdict> verdicts = participants_.Update(0, all, Clock::now());
   CancelEnded();  // before its client goes on
-  parts_.participants->Told(all, verdicts);
+  parts_.participants->NoteDelivered(all, verdicts);
 }
 
 void Coordinator::CancelEnded() {
@@ -293,10 +293,10 @@ void Coordinator::CancelEnded() {
   for (const auto& [sources, why] : ended) {
     for (const std::string& source : sources) pending_.CancelWaiting(source, why);
   }
-  if (!ended.empty()) Hurry();
+  if (!ended.empty()) WakeForHeartbeat();
 }
 
-void Coordinator::Hurry() {
+void Coordinator::WakeForHeartbeat() {
   MutexLock lock(mutex_);
   wake_ = true;
   changed_.NotifyAll();

@@ -68,8 +68,8 @@ class Coordinator {
                                  const std::vector<ResidentCheckpoint>& residents);
   absl::StatusOr<HeartbeatReply> Heartbeat(const HeartbeatCall& call);
 
-  // Rank 0's clients have news for the group.
-  void Hurry();
+  // Rank 0's clients have news for the group: looks at them before the next heartbeat is due.
+  void WakeForHeartbeat();
 
   // Aborts what runs, fails what waits.
   void Stop();

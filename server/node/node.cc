@@ -100,7 +100,7 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
 Node::~Node() { Stop(); }
 
 void Node::TellGroupNow() {
-  follower_ == nullptr ? coordinator_->Hurry() : follower_->SendHeartbeatNow();
+  follower_ == nullptr ? coordinator_->WakeForHeartbeat() : follower_->SendHeartbeatNow();
 }
 
 void Node::Stop() {

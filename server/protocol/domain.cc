@@ -98,7 +98,7 @@ uint64_t LoadKey(const LoadRequest& request) {
   WritePolicy(out, request.policy);
   out.Number(request.digests ? 1 : 0);
   out.Number(request.intended == AttachMode::kExclusive ? 1 : 0);
-  out.Number(request.kind == HandleKind::kCudaIpc ? 1 : 0);
+  out.Number(request.kind.has_value() && EndsWithDaemon(*request.kind) ? 1 : 0);
   return out.Digest();
 }
 
@@ -173,7 +173,7 @@ IdentifiedRequest::IdentifiedRequest(LoadRequest asked) : request(std::move(aske
 
 std::string DescribeLayout(const LoadRequest& request) {
   const auto* rules = std::get_if<std::string>(&request.layout);
-  if (rules == nullptr) return "stated by each rank";
+  if (rules == nullptr) return "requested by each rank";
   return rules->size() <= 64 ? *rules : "rules (" + std::to_string(rules->size()) + " bytes)";
 }
 

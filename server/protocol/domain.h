@@ -94,7 +94,7 @@ struct IdentifiedRequest {
   uint64_t digest = 0;              // RequestDigest
   uint64_t digest_with_digests = 0;  // RequestDigest of the same request with digests on
 };
-// "fsdp:4" or "stated by each rank".
+// "fsdp:4" or "requested by each rank".
 std::string DescribeLayout(const LoadRequest& request);
 // Names of the identity's fields in which `other` differs from `request`.
 std::vector<std::string> DifferingFields(const LoadRequest& request, const LoadRequest& other);

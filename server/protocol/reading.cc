@@ -80,7 +80,7 @@ void ReadProgressPublisher::End(bool done) {
   if (!done) counters_ = nullptr;
 }
 
-void ReadProgressPublisher::Told(const ReadingNow& now) {
+void ReadProgressPublisher::NoteDelivered(const ReadingNow& now) {
   MutexLock lock(mutex_);
   if (ended_ && now.ended && now.name == name_) counters_ = nullptr;
 }

@@ -101,11 +101,11 @@ class ReadProgressPublisher {
   // `begun` as Counted takes it.
   void Begin(const std::string& name, ReadReport begun,
              std::shared_ptr<const TransferProgress> counters);
-  // A complete end is shown until it was Told: a rank with less to do than others would else look as
-  // if it were behind.
+  // A complete end is shown until it was delivered. Otherwise a rank with less to do than others
+  // would look like a straggler.
   void End(bool done);
   std::optional<ReadingNow> Now() const;
-  void Told(const ReadingNow& now);
+  void NoteDelivered(const ReadingNow& now);
 
  private:
   mutable Mutex mutex_;

@@ -12,6 +12,7 @@
 #include "server/protocol/timing.h"
 #include "server/rpc/call.h"
 #include "server/rpc/convert.h"
+#include "server/rpc/handles.h"
 #include "server/rpc/grpc_status.h"
 #include "server/rpc/inspect_page.h"
 #include "server/rpc/join_load.h"
@@ -57,27 +58,6 @@ v1::PlanLoadResponse PlanReply(const GroupPlan& plan) {
   out.set_distinct_bytes(plan.DistinctBytes());
   out.set_plan_digest(HexDigest(plan.digest()));
   return out;
-}
-
-bool Accepts(const v1::AcquireShardRequest& request, HandleKind kind) {
-  const auto& kinds = request.accepted_kinds();
-  // A client must accept CUDA IPC explicitly. It must not write such memory, which ends with this
-  // daemon.
-  if (kinds.empty()) return kind != HandleKind::kCudaIpc;
-  return std::find(kinds.begin(), kinds.end(), static_cast<int>(kind)) != kinds.end();
-}
-
-std::string_view WhatToTry(HandleKind kind) {
-  switch (kind) {
-    case HandleKind::kMemfd:
-      return "list HANDLE_KIND_MEMFD";
-    case HandleKind::kVmmFd:
-      return "list HANDLE_KIND_VMM_FD; Python clients: pip install ckptd[cuda]";
-    case HandleKind::kCudaIpc:
-      break;
-  }
-  return "list HANDLE_KIND_CUDA_IPC if it can keep what that asks (proto/README.md), or load the "
-         "source without handle_kind";
 }
 
 }  // namespace
@@ -248,32 +228,6 @@ absl::Status CheckpointServiceImpl::CheckKind(const v1::AcquireShardRequest& req
                     {"handle_kind", std::string(NameOf(info.kind))}});
 }
 
-void CheckpointServiceImpl::FillHandle(const ShardMemory& memory, AttachMode mode,
-                                       v1::AcquireShardResponse* response) const {
-  const bool writable = mode == AttachMode::kExclusive;
-  const std::vector<Segment> segments = memory.Segments();
-  if (memory.kind() == HandleKind::kCudaIpc) {
-    auto* ipc = response->mutable_cuda_ipc();
-    ipc->set_fd_socket(fd_socket_);
-    ipc->set_device_uuid(node_.device());
-    for (const Segment& segment : segments) ipc->set_allocation_bytes(segment.bytes);
-    ipc->set_handle(memory.ipc_handle());
-    return;
-  }
-  if (memory.kind() == HandleKind::kVmmFd) {
-    auto* vmm = response->mutable_vmm_fd();
-    vmm->set_fd_socket(fd_socket_);
-    vmm->set_device_uuid(node_.device());
-    for (const Segment& segment : segments) vmm->set_allocation_bytes(segment.bytes);
-    vmm->set_writable(writable);
-    return;
-  }
-  auto* memfd = response->mutable_memfd();
-  memfd->set_fd_socket(fd_socket_);
-  for (const Segment& segment : segments) memfd->add_segment_bytes(segment.bytes);
-  memfd->set_writable(writable);
-}
-
 void CheckpointServiceImpl::AwaitEnd(const std::string& name) {
   if (node_.catalog().leases().Look(name).ok()) return;
   if (++awaiting_end_ <= kMaxAwaitingEnd) {
@@ -300,7 +254,7 @@ absl::Status CheckpointServiceImpl::Acquire(const grpc::ServerContext& context,
   response->set_mode(ToProto(mode));
   response->set_slab_bytes(shard.plan.slab_bytes);
   response->set_tensor_count(shard.plan.tensors.size());
-  FillHandle(*ticket.held.memory, mode, response);
+  FillHandle(*ticket.held.memory, mode, node_.device(), fd_socket_, *response);
   size_t next = 0;
   *response->mutable_tensors() = TensorPage(shard, 0, request.page_size(), next);
   if (next != 0) response->set_next_page_token(std::to_string(next));

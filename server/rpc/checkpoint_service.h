@@ -65,8 +65,6 @@ class CheckpointServiceImpl final
   // Waits briefly for a load that may be ending, unless many calls do.
   void AwaitEnd(const std::string& name);
   absl::Status CheckKind(const v1::AcquireShardRequest& request) const;
-  void FillHandle(const ShardMemory& memory, AttachMode mode,
-                  v1::AcquireShardResponse* response) const;
   absl::Status Inspect(const v1::InspectCheckpointRequest& request, const CallContext& asker,
                        v1::InspectCheckpointResponse* response);
 

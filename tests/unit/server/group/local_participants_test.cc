@@ -30,7 +30,7 @@ class LocalParticipantsTest : public ::testing::Test {
   }
   // One heartbeat.
   void Tell(const std::vector<Verdict>& verdicts = {}) {
-    local_.Told(local_.Snapshot(now_), verdicts);
+    local_.NoteDelivered(local_.Snapshot(now_), verdicts);
   }
   State StateOf(size_t i) { return local_.Snapshot(now_).at(i).state; }
 

@@ -213,7 +213,7 @@ TEST(ReadProgressPublisher, ShowsHowFarItIsWhileItLasts) {
   EXPECT_EQ(now->done.read.storage_bytes, 9u);
   EXPECT_EQ(now->done.filled.at(0).bytes, 7u);
   EXPECT_FALSE(now->ended);
-  reading.Told(*now);
+  reading.NoteDelivered(*now);
   EXPECT_TRUE(reading.Now().has_value());
 }
 
@@ -224,12 +224,12 @@ TEST(ReadProgressPublisher, ShowsItsEndUntilThatWasTold) {
   const ReadingNow before = reading.Now().value();
   counters->exchanges = 4;
   reading.End(true);
-  reading.Told(before);
+  reading.NoteDelivered(before);
   const std::optional<ReadingNow> end = reading.Now();
   ASSERT_TRUE(end.has_value());
   EXPECT_TRUE(end->ended);
   EXPECT_EQ(end->done.exchanges, 4u);
-  reading.Told(*end);
+  reading.NoteDelivered(*end);
   EXPECT_FALSE(reading.Now().has_value());
 }
 
@@ -247,7 +247,7 @@ TEST(ReadProgressPublisher, OfAnotherLoadNothingWasToldYet) {
   const ReadingNow first = reading.Now().value();
   reading.Begin("checkpoints/b", {}, std::make_shared<TransferProgress>(0));
   reading.End(true);
-  reading.Told(first);
+  reading.NoteDelivered(first);
   EXPECT_TRUE(reading.Now().has_value());
 }
 
