@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "common/base/reasons.h"
+#include "common/base/digest.h"
 #include "common/base/status.h"
 
 namespace ckptd {
