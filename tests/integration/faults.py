@@ -115,19 +115,35 @@ def unload_everywhere(group):
                 group.json("unload", checkpoint["name"], rank=rank)
 
 
+def anonymous_bytes(pid):
+    """Resident bytes of a process that are of no file, without stacks of threads.
+
+    How many threads gRPC uses at once, and how deep their stacks get, differs from run to run.
+    """
+    total, stack, guard_end = 0, False, None
+    with open(f"/proc/{pid}/smaps") as file:
+        for line in file:
+            key, *values = line.split()
+            if "-" in key and len(values) >= 4:  # a mapping begins: addresses, permissions ...
+                begin, end = (int(address, 16) for address in key.split("-"))
+                stack = begin == guard_end
+                guard_end = end if values[0] == "---p" and len(values) == 4 else None
+            elif key == "Anonymous:" and not stack:
+                total += int(values[0]) << 10
+    return total
+
+
 def resources(pid):
     """Open descriptors, memfds among them, threads and anonymous bytes of a process."""
     links = []
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
             links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
-    with open(f"/proc/{pid}/status") as file:
-        (anonymous,) = (line.split()[1] for line in file if line.startswith("RssAnon:"))
     return {
         "fds": len(links),
         "memfds": sum("memfd:ckptd" in link for link in links),
         "threads": len(os.listdir(f"/proc/{pid}/task")),
-        "anonymous": int(anonymous) << 10,
+        "anonymous": anonymous_bytes(pid),
     }
 
 
