@@ -17,8 +17,14 @@ absl::Status Changed(const std::string& path, std::string_view how) {
 
 }  // namespace
 
-absl::Status CheckIsStill(const ReadableObject& object, const SourceFile& indexed) {
-  const SourceFile& found = object.identity();
+absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenIndexed(const Storage& storage,
+                                                                  const SourceFile& indexed) {
+  auto object = storage.Open(indexed.path);
+  if (ReasonOf(object.status()) == reason::kSourceInvalid) {
+    return Changed(indexed.path, "it is no longer a regular file");
+  }
+  CKPTD_RETURN_IF_ERROR(object.status());
+  const SourceFile& found = (*object)->identity();
   if (found.bytes < indexed.bytes) {
     return Changed(indexed.path, fmt::format("it has {} bytes, its header was read when it had {}",
                                              found.bytes, indexed.bytes));
@@ -26,7 +32,7 @@ absl::Status CheckIsStill(const ReadableObject& object, const SourceFile& indexe
   if (!indexed.object.empty() && !IsSameObject(found, indexed)) {
     return Changed(indexed.path, "another file took its place after its header was read");
   }
-  return absl::OkStatus();
+  return object;
 }
 
 absl::StatusOr<TextObject> ReadText(const Storage& storage, const std::string& path,

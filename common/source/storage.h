@@ -92,8 +92,10 @@ class Storage {
       const SourceFile& object, std::chrono::system_clock::time_point now) const = 0;
 };
 
-// Aborted SOURCE_CHANGED where `object` is shorter than, or not the one, that an index has.
-absl::Status CheckIsStill(const ReadableObject& object, const SourceFile& indexed);
+// Opens an object that an index has. Errors: Open's; Aborted SOURCE_CHANGED where its path leads to
+// something that is no object any more, to another object, or to a shorter one.
+absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenIndexed(const Storage& storage,
+                                                                  const SourceFile& indexed);
 
 // All of an object as text. Errors: Open's; InvalidArgument SOURCE_INVALID for one that is longer
 // than `limit` bytes, unread.

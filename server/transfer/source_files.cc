@@ -67,8 +67,7 @@ absl::StatusOr<std::shared_ptr<OpenSource>> SourceFiles::Acquire(uint32_t file) 
   if (slot.open != nullptr) return slot.open;
   const SourceFile& wanted = index_.files[file];
   auto source = std::make_shared<OpenSource>();
-  CKPTD_ASSIGN_OR_RETURN(source->object, OpenObject(wanted.path));
-  CKPTD_RETURN_IF_ERROR(CheckIsStill(*source->object, wanted));
+  CKPTD_ASSIGN_OR_RETURN(source->object, OpenIndexed(StorageOf(wanted.path), wanted));
   // Without a mapping the file is read through the buffer.
   if (mappable_) source->mapping = source->object->Map();
   source->in_memory = source->object->in_memory();
