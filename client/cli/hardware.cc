@@ -2,11 +2,12 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <rapidjson/document.h>
 
 #include <array>
-#include <nlohmann/json.hpp>
 
 #include "client/cli/context.h"
+#include "common/base/json.h"
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -63,14 +64,14 @@ absl::Status Refuse(const std::string& file, const std::string& why) {
                    fmt::format("reading the hardware of {}: {}", file, why));
 }
 
-absl::Status TakeField(const std::string& key, const nlohmann::json& value, const std::string& file,
+absl::Status TakeField(std::string_view key, const rapidjson::Value& value, const std::string& file,
                        Hardware& out) {
   if (key == "description") return absl::OkStatus();
   if (key == "gpus_per_host") {
-    if (!value.is_number_unsigned() || value.get<uint64_t>() == 0 || value.get<uint64_t>() > 1024) {
+    if (!value.IsUint() || value.GetUint() == 0 || value.GetUint() > 1024) {
       return Refuse(file, "gpus_per_host is a number from 1 to 1024");
     }
-    out.gpus_per_host = value.get<uint32_t>();
+    out.gpus_per_host = value.GetUint();
     return absl::OkStatus();
   }
   const bool fixed = key == "fixed_seconds";
@@ -84,21 +85,23 @@ absl::Status TakeField(const std::string& key, const nlohmann::json& value, cons
                                     "fabric, network and streams, in GB/s",
                                     key));
   }
-  if (!value.is_number() || !(value.get<double>() >= 0) || value.get<double>() > 1e6) {
+  if (!value.IsNumber() || !(value.GetDouble() >= 0) || value.GetDouble() > 1e6) {
     return Refuse(file, fmt::format("{} is a number from 0 to 1000000", key));
   }
-  out.*target = value.get<double>() * (fixed ? 1 : kGB);
+  out.*target = value.GetDouble() * (fixed ? 1 : kGB);
   return absl::OkStatus();
 }
 
 absl::StatusOr<Hardware> ReadHardware(const std::string& file) {
   CKPTD_ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(file, kMaxFileBytes));
-  const nlohmann::json parsed = nlohmann::json::parse(text, nullptr, false);
-  if (!parsed.is_object()) return Refuse(file, "it holds no JSON object");
+  rapidjson::Document parsed;
+  ParseJson(text, JsonNumbers::kExact, parsed);
+  if (!parsed.IsObject()) return Refuse(file, "it holds no JSON object");
   Hardware out;
   out.name = file;
-  for (const auto& [key, value] : parsed.items()) {
-    CKPTD_RETURN_IF_ERROR(TakeField(key, value, file, out));
+  for (const auto& member : parsed.GetObject()) {
+    const std::string_view key(member.name.GetString(), member.name.GetStringLength());
+    CKPTD_RETURN_IF_ERROR(TakeField(key, member.value, file, out));
   }
   return out;
 }

@@ -1,12 +1,13 @@
 // A manifest as JSON, there and back.
-#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <rapidjson/document.h>
 
 #include <algorithm>
 #include <charconv>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
+#include "common/base/json.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/source/manifest.h"
@@ -14,7 +15,7 @@
 namespace ckptd {
 namespace {
 
-using Json = nlohmann::json;
+using Json = rapidjson::Value;
 
 constexpr int kVersion = 1;
 constexpr std::string_view kDigest = "XXH3-64 over 1 MiB blocks";
@@ -28,23 +29,37 @@ absl::Status Invalid(const std::string& why) {
 std::string Hex(uint64_t digest) { return fmt::format("{:016x}", digest); }
 
 // ASCII, so that no name can steer a terminal.
-std::string Text(const std::string& text) {
-  return Json(text).dump(-1, ' ', true, Json::error_handler_t::replace);
+std::string Text(std::string_view text) { return JsonString(text, JsonCharacters::kAscii); }
+
+// Null where there is none. Of a key that is stated twice the last value counts.
+const Json* Find(const Json& object, std::string_view key) {
+  const Json* found = nullptr;
+  for (const auto& member : object.GetObject()) {
+    const std::string_view name(member.name.GetString(), member.name.GetStringLength());
+    if (name == key) found = &member.value;
+  }
+  return found;
 }
 
-std::optional<uint64_t> Number(const Json& object, const char* key) {
-  const auto at = object.find(key);
-  if (at == object.end() || !at->is_number_unsigned()) return std::nullopt;
-  return at->get<uint64_t>();
+std::optional<uint64_t> Number(const Json& object, std::string_view key) {
+  const Json* const value = Find(object, key);
+  if (value == nullptr || !value->IsUint64()) return std::nullopt;
+  return value->GetUint64();
 }
 
-std::optional<std::string> String(const Json& object, const char* key) {
-  const auto at = object.find(key);
-  if (at == object.end() || !at->is_string()) return std::nullopt;
-  return at->get<std::string>();
+std::optional<std::string> String(const Json& object, std::string_view key) {
+  const Json* const value = Find(object, key);
+  if (value == nullptr || !value->IsString()) return std::nullopt;
+  return std::string(value->GetString(), value->GetStringLength());
 }
 
-std::optional<uint64_t> Digest(const Json& object, const char* key) {
+// Null where there is none, or no list.
+const Json* List(const Json& object, std::string_view key) {
+  const Json* const value = Find(object, key);
+  return value != nullptr && value->IsArray() ? value : nullptr;
+}
+
+std::optional<uint64_t> Digest(const Json& object, std::string_view key) {
   const std::optional<std::string> text = String(object, key);
   uint64_t value = 0;
   if (!text.has_value() || text->size() != 16) return std::nullopt;
@@ -55,18 +70,18 @@ std::optional<uint64_t> Digest(const Json& object, const char* key) {
 }
 
 std::optional<Shape> ShapeOf(const Json& object) {
-  const auto at = object.find("shape");
-  if (at == object.end() || !at->is_array()) return std::nullopt;
+  const Json* const sizes = List(object, "shape");
+  if (sizes == nullptr) return std::nullopt;
   Shape shape;
-  for (const Json& size : *at) {
-    if (!size.is_number_unsigned()) return std::nullopt;
-    shape.push_back(size.get<uint64_t>());
+  for (const Json& size : sizes->GetArray()) {
+    if (!size.IsUint64()) return std::nullopt;
+    shape.push_back(size.GetUint64());
   }
   return shape;
 }
 
 bool ReadFile(const Json& json, Manifest& manifest) {
-  if (!json.is_object()) return false;
+  if (!json.IsObject()) return false;
   auto name = String(json, "name");
   const auto bytes = Number(json, "bytes");
   const auto header = Digest(json, "header");
@@ -77,7 +92,7 @@ bool ReadFile(const Json& json, Manifest& manifest) {
 }
 
 bool ReadPiece(const Json& json, const Manifest& manifest, Manifest::Tensor& tensor) {
-  if (!json.is_object()) return false;
+  if (!json.IsObject()) return false;
   const auto file = Number(json, "file");
   const auto digest = Digest(json, "digest");
   if (!file || !digest || *file >= manifest.files.size()) return false;
@@ -87,16 +102,15 @@ bool ReadPiece(const Json& json, const Manifest& manifest, Manifest::Tensor& ten
 
 // A tensor of one piece has file and digest itself.
 bool ReadPieces(const Json& json, const Manifest& manifest, Manifest::Tensor& tensor) {
-  const auto pieces = json.find("pieces");
-  if (pieces == json.end()) return ReadPiece(json, manifest, tensor);
-  if (!pieces->is_array() || pieces->empty()) return false;
-  return std::all_of(pieces->begin(), pieces->end(), [&](const Json& piece) {
-    return ReadPiece(piece, manifest, tensor);
-  });
+  if (Find(json, "pieces") == nullptr) return ReadPiece(json, manifest, tensor);
+  const Json* const pieces = List(json, "pieces");
+  if (pieces == nullptr || pieces->Empty()) return false;
+  return std::all_of(pieces->Begin(), pieces->End(),
+                     [&](const Json& piece) { return ReadPiece(piece, manifest, tensor); });
 }
 
 bool ReadTensor(const Json& json, Manifest& manifest) {
-  if (!json.is_object()) return false;
+  if (!json.IsObject()) return false;
   auto name = String(json, "name");
   const auto dtype = ParseDtype(String(json, "dtype").value_or(""));
   auto shape = ShapeOf(json);
@@ -136,17 +150,18 @@ std::string ToJson(const Manifest& manifest) {
   out += "],\n\"tensors\": [";
   separator = "\n";
   for (const Manifest::Tensor& tensor : manifest.tensors) {
-    out += fmt::format("{}{{\"name\": {}, \"dtype\": \"{}\", \"shape\": {}, \"bytes\": {}, {}}}",
+    out += fmt::format("{}{{\"name\": {}, \"dtype\": \"{}\", \"shape\": [{}], \"bytes\": {}, {}}}",
                        separator, Text(tensor.name), NameOf(tensor.dtype),
-                       Json(tensor.shape).dump(), tensor.bytes, PiecesText(tensor.pieces));
+                       fmt::join(tensor.shape, ","), tensor.bytes, PiecesText(tensor.pieces));
     separator = ",\n";
   }
   return out + "]}\n";
 }
 
 absl::StatusOr<Manifest> ParseManifest(std::string_view json) {
-  const Json root = Json::parse(json, nullptr, false);
-  if (!root.is_object()) return Invalid("it is no JSON object");
+  rapidjson::Document root;
+  ParseJson(json, JsonNumbers::kOfKind, root);
+  if (!root.IsObject()) return Invalid("it is no JSON object");
   const auto version = Number(root, "ckptd_manifest");
   if (!version.has_value()) return Invalid("the key \"ckptd_manifest\" is missing");
   if (*version != kVersion || String(root, "digest") != kDigest) {
@@ -158,17 +173,17 @@ absl::StatusOr<Manifest> ParseManifest(std::string_view json) {
   }
   Manifest manifest;
   manifest.source = String(root, "source").value_or("");
-  const auto files = root.find("files");
-  const auto tensors = root.find("tensors");
-  if (files == root.end() || !files->is_array() || tensors == root.end() || !tensors->is_array()) {
+  const Json* const files = List(root, "files");
+  const Json* const tensors = List(root, "tensors");
+  if (files == nullptr || tensors == nullptr) {
     return Invalid("a list \"files\" or \"tensors\" is missing");
   }
-  for (const Json& file : *files) {
+  for (const Json& file : files->GetArray()) {
     if (!ReadFile(file, manifest)) {
       return Invalid(fmt::format("file number {} is incomplete", manifest.files.size()));
     }
   }
-  for (const Json& tensor : *tensors) {
+  for (const Json& tensor : tensors->GetArray()) {
     if (!ReadTensor(tensor, manifest)) {
       return Invalid(fmt::format("tensor number {} is incomplete", manifest.tensors.size()));
     }

@@ -9,11 +9,11 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <string_view>
 #include <utility>
 
+#include "common/base/json.h"
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -33,8 +33,8 @@ absl::Status Invalid(const std::string& why, const std::string& tensor = {}) {
                    "laying out a safetensors file: " + why, facts);
 }
 
-// As a JSON string; the caller has checked that it is UTF-8.
-std::string JsonString(const std::string& text) { return nlohmann::json(text).dump(); }
+// As the reference escapes it; the caller has checked that it is UTF-8.
+std::string Text(std::string_view text) { return JsonString(text, JsonCharacters::kUtf8); }
 
 absl::Status CheckNames(const std::vector<TensorToWrite>& tensors,
                         const std::map<std::string, std::string>& metadata) {
@@ -65,14 +65,14 @@ std::string MetadataJson(const std::map<std::string, std::string>& metadata) {
   std::string out = "\"__metadata__\":{";
   for (const auto& entry : metadata) {
     if (out.back() != '{') out.push_back(',');
-    out += JsonString(entry.first) + ":" + JsonString(entry.second);
+    out += Text(entry.first) + ":" + Text(entry.second);
   }
   return out + "}";
 }
 
 std::string EntryJson(const TensorToWrite& tensor, uint64_t begin, uint64_t end) {
   return fmt::format("{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
-                     JsonString(tensor.name), NameOf(tensor.dtype), fmt::join(tensor.shape, ","),
+                     Text(tensor.name), NameOf(tensor.dtype), fmt::join(tensor.shape, ","),
                      begin, end);
 }
 

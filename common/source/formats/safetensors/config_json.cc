@@ -2,19 +2,58 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
 #include <string_view>
 
+#include "common/base/json.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/source/formats/safetensors/index_json.h"
-#include "common/source/formats/safetensors/python_json.h"
 #include "common/source/text.h"
 
 namespace ckptd {
 namespace {
 
-constexpr char kKey[] = "transformers_weights";
+constexpr std::string_view kKey = "transformers_weights";
+
+// Keeps the text that the root has under kKey, and skips all else.
+class ConfigSax : public rapidjson::BaseReaderHandler<rapidjson::UTF8<>, ConfigSax> {
+ public:
+  using Size = rapidjson::SizeType;
+  bool Default() {
+    wanted_ = false;
+    return true;
+  }
+  bool String(const char* text, Size size, bool /*copy*/) {
+    if (wanted_) name.emplace(text, size);
+    return Default();
+  }
+  bool Key(const char* text, Size size, bool /*copy*/) {
+    wanted_ = depth_ == 1 && std::string_view(text, size) == kKey;
+    if (wanted_) name.reset();
+    return true;
+  }
+  bool StartObject() { return Enter(); }
+  bool StartArray() { return Enter(); }
+  bool EndObject(Size /*members*/) { return Leave(); }
+  bool EndArray(Size /*elements*/) { return Leave(); }
+
+  std::optional<std::string> name;
+
+ private:
+  bool Enter() {
+    ++depth_;
+    return Default();
+  }
+  bool Leave() {
+    --depth_;
+    return true;
+  }
+  uint32_t depth_ = 0;
+  bool wanted_ = false;  // the next value
+};
 
 absl::Status Refuse(const std::string& name, std::string_view why) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
@@ -26,13 +65,10 @@ absl::Status Refuse(const std::string& name, std::string_view why) {
 }  // namespace
 
 absl::StatusOr<std::string> WeightsNamedBy(const std::string& json) {
-  using Json = nlohmann::json;
-  const auto keep_top = [](int depth, Json::parse_event_t, Json&) { return depth <= 1; };
-  const Json config = Json::parse(StrictJson(json), keep_top, /*allow_exceptions=*/false);
-  if (!config.is_object()) return std::string();
-  const auto at = config.find(kKey);
-  if (at == config.end() || !at->is_string()) return std::string();
-  const auto name = at->get<std::string>();
+  ConfigSax sax;
+  const auto fault = ReadJson<rapidjson::kParseNanAndInfFlag>(json, JsonNumbers::kOfKind, sax);
+  if (fault.has_value() || !sax.name.has_value()) return std::string();
+  const std::string& name = *sax.name;
   if (const std::string_view why = WhyUnsafe(name); !why.empty()) return Refuse(name, why);
   if (!name.ends_with(".safetensors") && !name.ends_with(".safetensors.index.json")) {
     return Refuse(name, "neither a .safetensors file nor an index of such files");

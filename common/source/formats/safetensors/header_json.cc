@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "common/base/json.h"
 #include "common/source/text.h"
 
 namespace ckptd {
@@ -16,36 +16,37 @@ namespace {
 constexpr char kMetadataKey[] = "__metadata__";
 constexpr char kBadJson[] = "InvalidHeaderDeserialization";
 
-// Receives the parser's events. Where in the header the next event belongs is
-// one state; nothing nests deeper than an ignored value, which is counted.
-class HeaderSax {
+// Receives the parser's events. One state says where in the header the next event belongs.
+// Nothing nests deeper than an ignored value, whose levels are counted.
+class HeaderSax : public rapidjson::BaseReaderHandler<rapidjson::UTF8<>, HeaderSax> {
  public:
+  using Size = rapidjson::SizeType;
   explicit HeaderSax(SafetensorsHeader& header) : header_(header) {}
 
-  const absl::Status& error() const { return error_; }
+  // Of a header that is not taken: reading it ended at `byte`.
+  absl::Status ErrorAt(size_t byte) {
+    if (error_.ok()) Fail(kBadJson, fmt::format("its header is not valid JSON near byte {}", byte));
+    return error_;
+  }
 
-  // The interface that nlohmann::json::sax_parse expects.
-  bool null() {
+  bool Null() {
     if (state_ != State::kMetadataValue) return Other("null");
     state_ = State::kHeader;
     return true;
   }
-  bool boolean(bool /*value*/) { return Other("a boolean"); }
+  bool Bool(bool /*value*/) { return Other("a boolean"); }
   // Only numbers with a minus sign come here, -0 among them.
-  bool number_integer(int64_t /*value*/) { return Other("a negative number"); }
-  bool number_unsigned(uint64_t value);
-  bool number_float(double /*value*/, const std::string& /*text*/) {
-    return Other("a fractional or too large number");
-  }
-  bool string(std::string& value);
-  bool binary(nlohmann::json::binary_t& /*value*/) { return Other("bytes"); }
-  bool start_object(size_t /*elements*/);
-  bool key(std::string& key);
-  bool end_object();
-  bool start_array(size_t /*elements*/);
-  bool end_array();
-  bool parse_error(size_t position, const std::string& /*last_token*/,
-                   const nlohmann::json::exception& exception);
+  bool Int(int value) { return Int64(value); }
+  bool Int64(int64_t /*value*/) { return Other("a negative number"); }
+  bool Uint(unsigned value) { return Uint64(value); }
+  bool Uint64(uint64_t value);
+  bool Double(double /*value*/) { return Other("a fractional or too large number"); }
+  bool String(const char* text, Size size, bool /*copy*/);
+  bool StartObject();
+  bool Key(const char* text, Size size, bool /*copy*/);
+  bool EndObject(Size /*members*/);
+  bool StartArray();
+  bool EndArray(Size /*elements*/);
 
  private:
   enum class State : uint8_t {
@@ -75,7 +76,7 @@ class HeaderSax {
   bool Other(std::string_view found);
   const char* Expected() const;
   bool Enter();
-  bool StartTensor(std::string& name);
+  bool StartTensor(std::string name);
   bool StartField(const std::string& field);
   bool Once(bool already, const std::string& field, State next);
   bool FinishTensor();
@@ -128,7 +129,7 @@ bool HeaderSax::Other(std::string_view found) {
   return Fail(kBadJson, fmt::format("{}, not {}", Expected(), found));
 }
 
-bool HeaderSax::number_unsigned(uint64_t value) {
+bool HeaderSax::Uint64(uint64_t value) {
   if (state_ == State::kShape) {
     if (tensor_.shape.size() == kMaxTensorDims) {
       return Fail("LimitExceeded", fmt::format("more than {} dimensions", kMaxTensorDims));
@@ -145,7 +146,8 @@ bool HeaderSax::number_unsigned(uint64_t value) {
   return Other("a number");
 }
 
-bool HeaderSax::string(std::string& value) {
+bool HeaderSax::String(const char* text, Size size, bool /*copy*/) {
+  std::string value(text, size);
   if (state_ == State::kMetadataString) {
     header_.metadata.insert_or_assign(std::move(metadata_key_), std::move(value));
     state_ = State::kMetadata;
@@ -172,7 +174,7 @@ bool HeaderSax::Enter() {
   return true;
 }
 
-bool HeaderSax::start_object(size_t /*elements*/) {
+bool HeaderSax::StartObject() {
   if (!Enter()) return false;
   switch (state_) {
     case State::kIgnored:
@@ -191,7 +193,7 @@ bool HeaderSax::start_object(size_t /*elements*/) {
   }
 }
 
-bool HeaderSax::start_array(size_t /*elements*/) {
+bool HeaderSax::StartArray() {
   if (!Enter()) return false;
   switch (state_) {
     case State::kIgnored:
@@ -207,7 +209,8 @@ bool HeaderSax::start_array(size_t /*elements*/) {
   }
 }
 
-bool HeaderSax::key(std::string& key) {
+bool HeaderSax::Key(const char* text, Size size, bool /*copy*/) {
+  std::string key(text, size);
   switch (state_) {
     case State::kMetadata:
       metadata_key_ = std::move(key);
@@ -220,14 +223,14 @@ bool HeaderSax::key(std::string& key) {
     default:
       return true;
   }
-  if (key != kMetadataKey) return StartTensor(key);
+  if (key != kMetadataKey) return StartTensor(std::move(key));
   if (has_metadata_) return Fail(kBadJson, "__metadata__ is stated twice");
   has_metadata_ = true;
   state_ = State::kMetadataValue;
   return true;
 }
 
-bool HeaderSax::StartTensor(std::string& name) {
+bool HeaderSax::StartTensor(std::string name) {
   if (header_.tensors.size() == kMaxHeaderTensors) {
     return Fail("LimitExceeded", fmt::format("more than {} tensors", kMaxHeaderTensors));
   }
@@ -270,7 +273,7 @@ bool HeaderSax::FinishTensor() {
   return true;
 }
 
-bool HeaderSax::end_object() {
+bool HeaderSax::EndObject(Size /*members*/) {
   --depth_;
   switch (state_) {
     case State::kIgnored:
@@ -287,7 +290,7 @@ bool HeaderSax::end_object() {
   }
 }
 
-bool HeaderSax::end_array() {
+bool HeaderSax::EndArray(Size /*elements*/) {
   --depth_;
   if (state_ == State::kIgnored) {
     if (--ignored_depth_ == 0) state_ = State::kEntry;
@@ -300,29 +303,14 @@ bool HeaderSax::end_array() {
   return true;
 }
 
-bool HeaderSax::parse_error(size_t position, const std::string& /*last_token*/,
-                            const nlohmann::json::exception& exception) {
-  constexpr int kNumberOverflow = 406;
-  return Fail(kBadJson, fmt::format("its header is not valid JSON near byte {}{}", position,
-                                    exception.id == kNumberOverflow ? " (number too large)" : ""));
-}
-
 }  // namespace
 
 absl::Status ReadHeaderJson(std::string_view json, SafetensorsHeader& header) {
-  // The parser would take a NUL for the end of the text and skip a byte order
-  // mark; the reference refuses both.
-  if (const size_t nul = json.find('\0'); nul != std::string_view::npos) {
-    return HeaderError(kBadJson, fmt::format("its header is not valid JSON: NUL at byte {}", nul));
-  }
-  if (json.starts_with("\xef\xbb\xbf")) {
-    return HeaderError(kBadJson, "its header is not valid JSON: it starts with a byte order mark");
-  }
   HeaderSax sax(header);
-  if (nlohmann::json::sax_parse(json.data(), json.data() + json.size(), &sax)) {
-    return absl::OkStatus();
-  }
-  return sax.error();
+  // The reference refuses a byte order mark.
+  const bool marked = json.starts_with("\xef\xbb\xbf");
+  const std::optional<size_t> fault = marked ? 0 : ReadJson(std::string(json), JsonNumbers::kOfKind, sax);
+  return fault.has_value() ? sax.ErrorAt(*fault) : absl::OkStatus();
 }
 
 }  // namespace ckptd

@@ -4,14 +4,14 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "common/base/json.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/source/formats/safetensors/python_json.h"
 #include "common/source/text.h"
 
 namespace ckptd {
@@ -29,40 +29,40 @@ absl::Status Invalid(const std::string& why, const Facts& facts = {}) {
 
 // Receives the parser's events. Members of the root, of "weight_map" and of
 // "metadata" matter; what lies deeper is counted and skipped.
-class IndexSax {
+class IndexSax : public rapidjson::BaseReaderHandler<rapidjson::UTF8<>, IndexSax> {
  public:
+  using Size = rapidjson::SizeType;
   absl::StatusOr<IndexJson> Finish();
-  const absl::Status& error() const { return error_; }
+  // Of an index that is not taken: reading it ended at `byte`.
+  absl::Status ErrorAt(size_t byte) {
+    if (error_.ok()) Fail(fmt::format("it is not valid JSON near byte {}", byte));
+    return error_;
+  }
 
-  bool null() { return Other(); }
-  bool boolean(bool /*value*/) { return Other(); }
-  bool number_integer(int64_t /*value*/) { return Other(); }
-  bool number_unsigned(uint64_t /*value*/) { return Other(); }
-  bool number_float(double /*value*/, const std::string& /*text*/) { return Other(); }
-  bool binary(nlohmann::json::binary_t& /*value*/) { return Other(); }
-  bool string(std::string& value);
-  bool start_object(size_t /*elements*/);
-  bool key(std::string& key) {
-    if (depth_ <= 2) key_ = std::move(key);
+  // All that is neither text, list nor object.
+  bool Default() { return OtherAt(depth_); }
+  bool Double(double value) {
+    not_finite_ = not_finite_ || !std::isfinite(value);
+    return Default();
+  }
+  bool String(const char* text, Size size, bool /*copy*/);
+  bool StartObject();
+  bool Key(const char* text, Size size, bool /*copy*/) {
+    if (depth_ <= 2) key_.assign(text, size);
     return true;
   }
-  bool end_object() { return Leave(); }
-  bool start_array(size_t /*elements*/) {
+  bool EndObject(Size /*members*/) { return Leave(); }
+  bool StartArray() {
     ++depth_;
     return depth_ == 1 ? Fail("it is a list, not an object") : OtherAt(depth_ - 1);
   }
-  bool end_array() { return Leave(); }
-  bool parse_error(size_t position, const std::string& /*last_token*/,
-                   const nlohmann::json::exception& /*exception*/) {
-    return Fail(fmt::format("it is not valid JSON near byte {}", position));
-  }
+  bool EndArray(Size /*elements*/) { return Leave(); }
 
  private:
   bool Fail(const std::string& why) {
     error_ = Invalid(why);
     return false;
   }
-  bool Other() { return OtherAt(depth_); }
   // A value that is neither string nor expected object, inside `depth` levels.
   bool OtherAt(uint64_t depth);
   bool Leave() {
@@ -76,6 +76,7 @@ class IndexSax {
   StringMap* inner_ = nullptr;  // where the members of the second level go
   bool has_weight_map_ = false;
   bool only_strings_ = true;  // the root's values
+  bool not_finite_ = false;   // a number is
   StringMap bare_;
   IndexJson out_;
 };
@@ -89,14 +90,14 @@ bool IndexSax::OtherAt(uint64_t depth) {
   return true;
 }
 
-bool IndexSax::string(std::string& value) {
+bool IndexSax::String(const char* text, Size size, bool /*copy*/) {
   if (depth_ == 0) return Fail("it is a string, not an object");
   StringMap* const to = depth_ == 1 ? &bare_ : depth_ == 2 ? inner_ : nullptr;
-  if (to != nullptr) to->insert_or_assign(key_, std::move(value));
+  if (to != nullptr) to->insert_or_assign(key_, std::string(text, size));
   return true;
 }
 
-bool IndexSax::start_object(size_t /*elements*/) {
+bool IndexSax::StartObject() {
   ++depth_;
   if (depth_ == 1) return true;
   if (depth_ != 2) return OtherAt(depth_ - 1);
@@ -146,6 +147,9 @@ absl::StatusOr<IndexJson> IndexSax::Finish() {
     }
     file = known->second;
   }
+  if (not_finite_) {
+    out_.remarks.push_back("it holds NaN or Infinity, which Python writes and JSON does not have");
+  }
   return std::move(out_);
 }
 
@@ -166,20 +170,10 @@ std::string_view WhyUnsafe(std::string_view name) {
 }
 
 absl::StatusOr<IndexJson> ParseIndexJson(std::string_view json) {
-  // The parser would take a NUL for the end of the text.
-  if (const size_t nul = json.find('\0'); nul != std::string_view::npos) {
-    return Invalid(fmt::format("it is not valid JSON: NUL at byte {}", nul));
-  }
-  const std::string strict = StrictJson(json);
   IndexSax sax;
-  if (!nlohmann::json::sax_parse(strict.data(), strict.data() + strict.size(), &sax)) {
-    return sax.error();
-  }
-  CKPTD_ASSIGN_OR_RETURN(IndexJson index, sax.Finish());
-  if (strict != json) {
-    index.remarks.push_back("it holds NaN or Infinity, which Python writes and JSON does not have");
-  }
-  return index;
+  const auto fault =
+      ReadJson<rapidjson::kParseNanAndInfFlag>(std::string(json), JsonNumbers::kOfKind, sax);
+  return fault.has_value() ? sax.ErrorAt(*fault) : sax.Finish();
 }
 
 }  // namespace ckptd
