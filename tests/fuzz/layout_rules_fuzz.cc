@@ -30,7 +30,7 @@ void AddTensor(const std::string& name, Dtype dtype, const Shape& shape, Checkpo
 CheckpointIndex MakeIndex() {
   CheckpointIndex index;
   index.source = "/c";
-  index.files.push_back({"/c/a.safetensors", 100, 1, 2, 3, 4});
+  index.files.push_back({"/c/a.safetensors", 100, "2", "4", "1", 3});
   AddTensor("a.bias", Dtype::kF32, {7}, index);
   AddTensor("a.weight", Dtype::kBF16, {6, 4}, index);
   AddTensor("empty", Dtype::kF32, {0, 3}, index);

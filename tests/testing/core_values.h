@@ -68,7 +68,7 @@ inline PrepareCall CallOf(const std::string& name, const LoadRequest& request) {
   call.request = request;
   CheckpointIndex index;
   index.source = request.source;
-  index.files.push_back({request.source + "/a.safetensors", 100, 1, 2, 3, 4});
+  index.files.push_back({request.source + "/a.safetensors", 100, "2", "4", "1", 3});
   call.index = std::make_shared<const CheckpointIndex>(std::move(index));
   call.rank_digest = 1;
   call.plan_digest = 2;

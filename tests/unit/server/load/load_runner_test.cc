@@ -452,7 +452,7 @@ TEST_F(LoadRunnerTest, AShardKnowsWhatItsRankDidNotName) {
 
 TEST_F(LoadRunnerTest, FilesThatOtherRanksWereNotLoadedFromAreRefused) {
   ReadyLoad load = ByRules("fsdp:3");
-  load.files = {{source_.path(), 1, 2, 3, 4, 5}};
+  load.files = {{source_.path(), 1, "3", "5", "2", 4}};
   EXPECT_THAT(Run(load).status, FailsWith(absl::StatusCode::kAborted, reason::kSourceChanged));
 }
 

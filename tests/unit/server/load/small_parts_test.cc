@@ -67,7 +67,7 @@ TEST(PendingLoads, OfSeveralCheckpointsTheOneWhoseFilesAreUnchangedIsJoined) {
     ResidentCheckpoint& one = residents.emplace_back();
     one.name = name;
     one.load_key = LoadKey(RankRequest(0, 1));
-    one.files = {{name, 1, 2, 3, 4, 5}};
+    one.files = {{name, 1, "3", "5", "2", 4}};
     one.request_digests = {RequestDigest(RankRequest(0, 1))};
   }
   pending_loads.SetResidents(0, 1, residents);

@@ -287,7 +287,7 @@ TEST(ConvertPaths, OnesThatAreNotUtf8ArriveAsTheyAre) {
   EXPECT_EQ(back.index->source, odd);
   EXPECT_EQ(back.index->files, index.files);
 
-  const ResidentCheckpoint resident{"checkpoints/a", 5, {{odd, 1, 2, 3, -4, -6, 5}}, {6, 7}};
+  const ResidentCheckpoint resident{"checkpoints/a", 5, {{odd, 1, "2", "3", "4", -6, 5}}, {6, 7}};
   const v1::JoinRequest join = ToProto(MemberIdentity{}, {resident});
   EXPECT_EQ(ResidentsFrom(Received(join))[0].files, resident.files);
 }

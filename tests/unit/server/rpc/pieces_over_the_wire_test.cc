@@ -135,9 +135,9 @@ TEST_P(PiecesOverTheWire, FillTheSlabsAsOneRowMajorPieceDoes) {
 TEST_P(PiecesOverTheWire, AreAllCountedByInspect) {
   ASSERT_OK_AND_ASSIGN(const auto page, InspectPage(source_.index, "", 0));
   uint64_t total = 0;
-  for (int i = 0; i < page.tensors().names_size(); ++i) {
-    EXPECT_EQ(page.tensors().bytes(i), source_.BytesOf(page.tensors().names(i)).size());
-    total += page.tensors().bytes(i);
+  for (int i = 0; i < page.index().tensors().names_size(); ++i) {
+    EXPECT_EQ(page.index().tensors().bytes(i), source_.BytesOf(page.index().tensors().names(i)).size());
+    total += page.index().tensors().bytes(i);
   }
   EXPECT_EQ(page.tensor_bytes(), total);
 }

@@ -73,7 +73,7 @@ TEST(Schedule, DoesNotJoinTensorsThatLieFarApart) {
 class TwoBytes {
  public:
   TwoBytes(uint64_t apart, uint64_t file_bytes) {
-    index_.files.push_back({"/sparse", file_bytes, 1, 2, 3, 4});
+    index_.files.push_back({"/sparse", file_bytes, "2", "4", "1", 3});
     PlannedTensor tensor;
     tensor.name = "w";
     tensor.dtype = Dtype::kU8;
