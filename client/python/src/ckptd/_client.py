@@ -402,7 +402,7 @@ class Client:
         request = _device_map.request_for(
             source, way, max_memory, no_split, order, tied, dtype, keep_fp32
         )
-        doing = f"planning devices for {request.source}"
+        doing = f"planning devices for {request.spec.source}"
         reply = self._call("PlanLoad", request, doing, deadline)
         return _device_map.device_map_of(reply.device_map)
 
