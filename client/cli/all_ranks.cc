@@ -24,16 +24,16 @@ Context ForRank(const Context& context, uint32_t rank) {
   return one;
 }
 
-absl::StatusOr<DaemonInfo> InfoOf(const Context& context) {
+absl::StatusOr<v1::GetDaemonInfoResponse> InfoOf(const Context& context) {
   CKPTD_ASSIGN_OR_RETURN(AdminClient admin, context.ConnectAdmin());
   return admin.Info();
 }
 
 // From the first daemon that answers, because all know how large the group is.
-absl::StatusOr<DaemonInfo> InfoOfAny(const Context& context, const std::set<uint32_t>& ranks) {
+absl::StatusOr<v1::GetDaemonInfoResponse> InfoOfAny(const Context& context, const std::set<uint32_t>& ranks) {
   absl::Status first;
   for (const uint32_t rank : ranks) {
-    absl::StatusOr<DaemonInfo> info = InfoOf(ForRank(context, rank));
+    auto info = InfoOf(ForRank(context, rank));
     if (info.ok()) return info;
     if (first.ok()) first = info.status();
   }
@@ -62,21 +62,22 @@ std::set<uint32_t> SocketsIn(const std::filesystem::path& folder) {
   return ranks;
 }
 
-std::string HostOf(const DaemonInfo& info, uint32_t rank) {
-  for (const MemberInfo& member : info.members) {
-    if (member.rank == static_cast<int32_t>(rank)) return member.host;
+std::string HostOf(const v1::GetDaemonInfoResponse& info, uint32_t rank) {
+  for (const v1::MemberInfo& member : info.members()) {
+    if (member.rank() == static_cast<int32_t>(rank)) return member.host();
   }
   return "";
 }
 
 // Whether a rank without a socket here may be on another host. Only rank 0 knows all hosts.
-bool IsOnOtherHost(const DaemonInfo& info, uint32_t rank) {
-  if (info.rank != 0) return true;
+bool IsOnOtherHost(const v1::GetDaemonInfoResponse& info, uint32_t rank) {
+  if (info.rank() != 0) return true;
   const std::string own = HostOf(info, 0);
   const std::string host = HostOf(info, rank);
   if (!host.empty()) return host != own;
-  return std::any_of(info.members.begin(), info.members.end(), [&own](const MemberInfo& one) {
-    return !one.host.empty() && one.host != own;
+  const auto& members = info.members();
+  return std::any_of(members.begin(), members.end(), [&own](const v1::MemberInfo& one) {
+    return !one.host().empty() && one.host() != own;
   });
 }
 
@@ -88,10 +89,10 @@ absl::StatusOr<std::vector<uint32_t>> ChosenRanks(const Context& context) {
   if (first.chosen_by == "the default") here = SocketsIn(folder);
   const bool some = !here.empty();
   if (!some) here.insert(0);  // it reports what is wrong with its address
-  CKPTD_ASSIGN_OR_RETURN(const DaemonInfo info, InfoOfAny(context, here));
+  CKPTD_ASSIGN_OR_RETURN(const v1::GetDaemonInfoResponse info, InfoOfAny(context, here));
   std::vector<uint32_t> meant;
   size_t elsewhere = 0;
-  for (uint32_t rank = 0; rank < static_cast<uint32_t>(std::max(info.world_size, 1)); ++rank) {
+  for (uint32_t rank = 0; rank < static_cast<uint32_t>(std::max(info.world_size(), 1)); ++rank) {
     if (some && here.count(rank) == 0 && IsOnOtherHost(info, rank)) {
       ++elsewhere;
     } else {
@@ -101,7 +102,7 @@ absl::StatusOr<std::vector<uint32_t>> ChosenRanks(const Context& context) {
   if (elsewhere > 0) {
     context.Note(fmt::format("{} of {} ranks have their sockets on other hosts: run "
                              "this there, too",
-                             elsewhere, info.world_size));
+                             elsewhere, info.world_size()));
   }
   return meant;
 }

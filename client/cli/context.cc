@@ -6,7 +6,7 @@
 #include <charconv>
 #include <utility>
 
-#include "client/cli/json_views.h"
+#include "client/cli/json.h"
 #include "common/base/escape.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -72,10 +72,10 @@ absl::Status Context::NotConnected(const absl::Status& status) const {
   first.call_timeout = std::min(first.call_timeout, kFirstTimeout);
   absl::StatusOr<AdminClient> admin = AdminClient::Connect(first);
   if (!admin.ok()) return status;
-  const absl::StatusOr<DaemonInfo> info = admin->Info();
-  if (!info.ok() || *globals.rank < static_cast<uint32_t>(info->world_size)) return status;
+  const auto info = admin->Info();
+  if (!info.ok() || *globals.rank < static_cast<uint32_t>(info->world_size())) return status;
   return UsageError(fmt::format("--rank {}: the group of job {} has ranks 0 to {}", *globals.rank,
-                                info->job, info->world_size - 1));
+                                info->job(), info->world_size() - 1));
 }
 
 void Context::Note(std::string_view text) const {

@@ -2,22 +2,41 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+#include <map>
+
 #include "client/cli/exit_codes.h"
-#include "client/cli/json_views.h"
+#include "client/cli/json.h"
 #include "client/cli/offline.h"
+#include "client/cli/output.pb.h"
 #include "client/cli/table.h"
 #include "client/cli/text.h"
 #include "client/cpp/client.h"
 #include "common/base/status.h"
+#include "common/devices/device_map.h"
 #include "common/source/open.h"
+#include "common/wire/layout.h"
 
 namespace ckptd::cli {
 namespace {
 
-DeviceMapWay ToWay(const std::string& name) {
-  if (name == "sequential") return DeviceMapWay::kSequential;
-  if (name == "balanced") return DeviceMapWay::kBalanced;
-  return name == "balanced_low_0" ? DeviceMapWay::kBalancedLowZero : DeviceMapWay::kAuto;
+struct Way {
+  const char* name;
+  DeviceMapWay here;
+  v1::DeviceMapRules::Way remote;
+};
+constexpr Way kWays[] = {
+    {"auto", DeviceMapWay::kAuto, v1::DeviceMapRules::WAY_BALANCED},
+    {"balanced", DeviceMapWay::kBalanced, v1::DeviceMapRules::WAY_BALANCED},
+    {"balanced_low_0", DeviceMapWay::kBalancedLowZero, v1::DeviceMapRules::WAY_BALANCED_LOW_0},
+    {"sequential", DeviceMapWay::kSequential, v1::DeviceMapRules::WAY_SEQUENTIAL},
+};
+
+const Way& WayOf(const std::string& name) {
+  return *std::find_if(std::begin(kWays), std::end(kWays),
+                       [&name](const Way& way) { return name == way.name; });
 }
 
 absl::StatusOr<std::map<std::string, std::string>> ToTied(const std::vector<std::string>& pairs) {
@@ -34,37 +53,99 @@ absl::StatusOr<std::map<std::string, std::string>> ToTied(const std::vector<std:
   return out;
 }
 
-absl::StatusOr<DeviceMap> PlanHere(const DeviceMapRequest& request,
-                                   std::vector<DeviceLimit> max_memory) {
-  CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenNamed(request.source));
-  CKPTD_ASSIGN_OR_RETURN(
-      const ModuleTree tree,
-      ModuleTree::Make(opened.index, {request.dtype_policy, request.tied, request.order}));
-  return PlanDeviceMap(tree, {request.way, std::move(max_memory), request.no_split});
+absl::StatusOr<v1::DeviceMap> PlanHere(const std::string& source, const DtypePolicy& dtypes,
+                                       const std::map<std::string, std::string>& tied,
+                                       const DeviceMapArguments& arguments) {
+  CKPTD_ASSIGN_OR_RETURN(auto max_memory, ParseMaxMemory(arguments.max_memory));
+  CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenNamed(source));
+  CKPTD_ASSIGN_OR_RETURN(const ModuleTree tree,
+                         ModuleTree::Make(opened.index, {dtypes, tied, arguments.order}));
+  CKPTD_ASSIGN_OR_RETURN(const DeviceMap map,
+                         PlanDeviceMap(tree, {WayOf(arguments.way).here, std::move(max_memory),
+                                              arguments.no_split}));
+  v1::DeviceMap out;
+  for (const PlacedModule& placed : map.modules) {
+    v1::DeviceMap::Module& module = *out.add_modules();
+    module.set_name(placed.name);
+    module.set_device(placed.device);
+    module.set_bytes(placed.bytes);
+  }
+  for (const PlacedDevice& placed : map.devices) {
+    v1::DeviceMap::Device& device = *out.add_devices();
+    device.set_device(placed.device);
+    device.set_limit_bytes(placed.limit_bytes);
+    device.set_placed_bytes(placed.placed_bytes);
+  }
+  out.set_total_bytes(map.total_bytes);
+  out.set_largest_layer_bytes(map.largest_layer_bytes);
+  for (const std::string& warning : map.warnings) out.add_warnings(MessageText(warning));
+  return out;
 }
 
-absl::StatusOr<DeviceMap> PlanRemote(DeviceMapRequest request, Context& context) {
-  CKPTD_ASSIGN_OR_RETURN(request.source, AbsolutePath(request.source));
+absl::StatusOr<v1::DeviceMap> PlanRemote(const std::string& source, const DtypePolicy& dtypes,
+                                         const std::map<std::string, std::string>& tied,
+                                         const DeviceMapArguments& arguments, Context& context) {
+  v1::PlanLoadRequest request;
+  CKPTD_ASSIGN_OR_RETURN(*request.mutable_spec()->mutable_source(), AbsolutePath(source));
+  *request.mutable_spec()->mutable_dtype_policy() = ToProto(dtypes);
+  v1::DeviceMapRules& rules = *request.mutable_device_map();
+  rules.set_way(WayOf(arguments.way).remote);
+  rules.set_max_memory(arguments.max_memory);
+  rules.mutable_no_split()->Add(arguments.no_split.begin(), arguments.no_split.end());
+  rules.mutable_order()->Add(arguments.order.begin(), arguments.order.end());
+  rules.mutable_tied()->insert(tied.begin(), tied.end());
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
-  return client.Plan(request);
+  return client.PlanDevices(request);
 }
 
-void PrintMap(const DeviceMap& map, std::ostream& out) {
-  PrintFields({{"model", HumanBytes(map.total_bytes)},
-               {"largest layer", HumanBytes(map.largest_layer_bytes)}},
+// As accelerate has it: a GPU is a number.
+google::protobuf::Value ValueOf(const std::string& device) {
+  google::protobuf::Value out;
+  if (device == "cpu" || device == "disk") {
+    out.set_string_value(device);
+  } else {
+    out.set_number_value(std::strtod(device.c_str(), nullptr));
+  }
+  return out;
+}
+
+DeviceMapOutput ToOutput(const v1::DeviceMap& map) {
+  DeviceMapOutput out;
+  for (const v1::DeviceMap::Module& placed : map.modules()) {
+    (*out.mutable_device_map())[placed.name()] = ValueOf(placed.device());
+    DeviceMapOutput::Module& module = *out.add_modules();
+    module.set_name(placed.name());
+    *module.mutable_device() = ValueOf(placed.device());
+    module.set_bytes(placed.bytes());
+  }
+  for (const v1::DeviceMap::Device& placed : map.devices()) {
+    DeviceMapOutput::Device& device = *out.add_devices();
+    *device.mutable_device() = ValueOf(placed.device());
+    device.set_placed_bytes(placed.placed_bytes());
+    if (placed.device() != "disk") device.set_limit_bytes(placed.limit_bytes());
+  }
+  out.set_total_bytes(map.total_bytes());
+  out.set_largest_layer_bytes(map.largest_layer_bytes());
+  *out.mutable_warnings() = map.warnings();
+  return out;
+}
+
+void PrintMap(const v1::DeviceMap& map, std::ostream& out) {
+  PrintFields({{"model", HumanBytes(map.total_bytes())},
+               {"largest layer", HumanBytes(map.largest_layer_bytes())}},
               out);
   Table devices({{"DEVICE"}, {"LIMIT", Table::Align::kRight}, {"PLACED", Table::Align::kRight}});
-  for (const PlacedDevice& device : map.devices) {
-    const bool limited = device.device != "disk";
-    devices.AddRow({device.device, limited ? HumanBytes(device.limit_bytes) : "-",
-                    HumanBytes(device.placed_bytes)});
+  for (const v1::DeviceMap::Device& device : map.devices()) {
+    const bool limited = device.device() != "disk";
+    devices.AddRow({device.device(), limited ? HumanBytes(device.limit_bytes()) : "-",
+                    HumanBytes(device.placed_bytes())});
   }
   out << '\n';
   devices.Print(out);
   Table modules({{"MODULE"}, {"DEVICE"}, {"SIZE", Table::Align::kRight}});
-  for (const PlacedModule& module : map.modules) {
-    modules.AddRow({module.name.empty() ? "(all)" : module.name, module.device,
-                    HumanBytes(module.bytes)});
+  for (const v1::DeviceMap::Module& module : map.modules()) {
+    modules.AddRow({module.name().empty() ? "(all)" : module.name(), module.device(),
+                    HumanBytes(module.bytes())});
   }
   out << '\n';
   modules.Print(out);
@@ -99,23 +180,17 @@ void AddDeviceMapOptions(CLI::App& verb, DeviceMapArguments& arguments) {
 
 absl::StatusOr<int> RunDeviceMap(const std::string& source, const DtypePolicy& dtypes, bool remote,
                                  const DeviceMapArguments& arguments, Context& context) {
-  auto max_memory = ParseMaxMemory(arguments.max_memory);
+  const auto max_memory = ParseMaxMemory(arguments.max_memory);
   if (!max_memory.ok()) return UsageError(MessageOf(max_memory.status()));
-  DeviceMapRequest request;
-  request.source = source;
-  request.dtype_policy = dtypes;
-  request.way = ToWay(arguments.way);
-  request.max_memory = arguments.max_memory;
-  request.no_split = arguments.no_split;
-  request.order = arguments.order;
-  CKPTD_ASSIGN_OR_RETURN(request.tied, ToTied(arguments.tied));
-  CKPTD_ASSIGN_OR_RETURN(const DeviceMap map, remote ? PlanRemote(std::move(request), context)
-                                                     : PlanHere(request, *std::move(max_memory)));
+  CKPTD_ASSIGN_OR_RETURN(const auto tied, ToTied(arguments.tied));
+  CKPTD_ASSIGN_OR_RETURN(const v1::DeviceMap map,
+                         remote ? PlanRemote(source, dtypes, tied, arguments, context)
+                                : PlanHere(source, dtypes, tied, arguments));
   if (context.json()) {
-    context.io.out << ToJson(map) << '\n';
+    CKPTD_RETURN_IF_ERROR(PrintJson(ToOutput(map), context.io.out));
   } else {
     PrintMap(map, context.io.out);
-    for (const std::string& warning : map.warnings) context.Note("warning: " + warning);
+    for (const std::string& warning : map.warnings()) context.Note("warning: " + warning);
   }
   return kExitFine;
 }

@@ -8,7 +8,6 @@
 
 #include "absl/status/statusor.h"
 #include "client/cli/context.h"
-#include "common/devices/device_map.h"
 
 namespace ckptd::cli {
 

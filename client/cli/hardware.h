@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/devices/load_model.h"
+#include "client/cli/load_model.h"
 
 namespace ckptd::cli {
 

@@ -113,7 +113,7 @@ absl::StatusOr<std::string> ManifestPath(const CheckpointIndex& index, const std
   std::error_code error;
   fs::path path = target;
   if (::stat(target.c_str(), &found) == 0) {
-    if (IsOf(index, found)) {
+    if (IsOf(index, target)) {
       return Refused(target, "it is one of the files that the manifest is of");
     }
     if (!S_ISREG(found.st_mode)) {

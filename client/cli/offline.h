@@ -2,11 +2,13 @@
 #ifndef CKPTD_CLIENT_CLI_OFFLINE_H_
 #define CKPTD_CLIENT_CLI_OFFLINE_H_
 
+#include <cstdint>
 #include <ostream>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/cli/output.pb.h"
 #include "client/cpp/types.h"
 #include "common/layout/layout.h"
 #include "common/source/index.h"
@@ -20,19 +22,16 @@ absl::StatusOr<OpenedCheckpoint> OpenNamed(const std::string& named);
 // Reads the headers of a source. Errors as OpenNamed.
 absl::StatusOr<SourceInfo> InspectOffline(const std::string& source);
 
-SourceInfo ToSourceInfo(const CheckpointIndex& index);
+// Of all pieces.
+uint64_t BytesOf(const TensorEntry& tensor);
+uint64_t BytesOf(const CheckpointIndex& index);
 
 // Prints each on a line of its own, as a note.
 void PrintRemarks(const std::vector<std::string>& remarks, std::ostream& out);
 
-struct OfflinePlan {
-  PlanSummary summary;
-  std::vector<std::string> warnings;  // sentences for people
-};
-
-// Plans every rank of a layout in rule form. Errors: those of OpenCheckpoint, LayoutRules and
-// PlanRank.
-absl::StatusOr<OfflinePlan> PlanOffline(const std::string& source, const std::string& layout,
+// Plans every rank of a layout in rule form, without a prediction. Errors: those of OpenCheckpoint,
+// LayoutRules and PlanRank.
+absl::StatusOr<PlanOutput> PlanOffline(const std::string& source, const std::string& layout,
                                         const DtypePolicy& policy);
 
 }  // namespace ckptd::cli

@@ -5,29 +5,30 @@
 #include <algorithm>
 
 #include "client/cli/text.h"
+#include "common/base/escape.h"
 
 namespace ckptd::cli {
 namespace {
 
 constexpr std::chrono::seconds kBetweenLines{5};
 constexpr size_t kBarColumns = 24;
-constexpr size_t kMaxRanksShown = 8;
+constexpr int kMaxRanksShown = 8;
 
 // A load that has just been accepted has no stage yet.
-std::string_view StageName(LoadStage stage) {
-  return stage == LoadStage::kUnspecified ? "STARTING" : NameOf(stage);
+std::string StageName(v1::Stage stage) {
+  return stage == v1::STAGE_UNSPECIFIED ? "STARTING" : NameOf(stage);
 }
 
-double ShareOf(const LoadProgress& progress) {
-  if (progress.bytes_total == 0) return 0;
+double ShareOf(const v1::Progress& progress) {
+  if (progress.bytes_total() == 0) return 0;
   const double share =
-      static_cast<double>(progress.bytes_done) / static_cast<double>(progress.bytes_total);
+      static_cast<double>(progress.bytes_done()) / static_cast<double>(progress.bytes_total());
   return std::clamp(share, 0.0, 1.0);
 }
 
-std::string Waiting(const std::vector<int32_t>& ranks) {
-  const size_t shown = std::min(ranks.size(), kMaxRanksShown);
-  const auto end = ranks.begin() + static_cast<std::ptrdiff_t>(shown);
+std::string Waiting(const google::protobuf::RepeatedField<int32_t>& ranks) {
+  const int shown = std::min(ranks.size(), kMaxRanksShown);
+  const auto end = ranks.begin() + shown;
   std::string out = fmt::format("waiting for rank{} {}", ranks.size() > 1 ? "s" : "",
                                 fmt::join(ranks.begin(), end, ", "));
   if (shown < ranks.size()) out += fmt::format(" and {} more", ranks.size() - shown);
@@ -35,46 +36,46 @@ std::string Waiting(const std::vector<int32_t>& ranks) {
 }
 
 // The facts after the stage and the percentage.
-std::string Details(const LoadProgress& progress) {
+std::string Details(const v1::Progress& progress) {
   std::string out;
-  if (progress.bytes_total > 0) {
-    out += fmt::format("  {} of {}", HumanBytes(progress.bytes_done),
-                       HumanBytes(progress.bytes_total));
+  if (progress.bytes_total() > 0) {
+    out += fmt::format("  {} of {}", HumanBytes(progress.bytes_done()),
+                       HumanBytes(progress.bytes_total()));
   }
-  if (progress.bytes_per_second > 0 && progress.bytes_done < progress.bytes_total) {
-    const auto left = static_cast<double>(progress.bytes_total - progress.bytes_done);
-    out += fmt::format("  {}  ETA {}", HumanRate(progress.bytes_per_second),
-                       HumanDuration(Seconds(left / progress.bytes_per_second)));
+  if (progress.bytes_per_second() > 0 && progress.bytes_done() < progress.bytes_total()) {
+    const auto left = static_cast<double>(progress.bytes_total() - progress.bytes_done());
+    out += fmt::format("  {}  ETA {}", HumanRate(progress.bytes_per_second()),
+                       HumanDuration(Seconds(left / progress.bytes_per_second())));
   }
-  if (!progress.waiting_ranks.empty()) {
-    out += "  " + Waiting(progress.waiting_ranks);
-    if (!progress.no_memory.empty()) out += fmt::format(" ({})", progress.no_memory);
-    if (!progress.conflict.empty()) out += fmt::format(" ({})", progress.conflict);
-  } else if (progress.slowest_rank >= 0 && progress.bytes_done < progress.bytes_total) {
-    out += fmt::format("  slowest rank {}", progress.slowest_rank);
+  if (!progress.waiting_ranks().empty()) {
+    out += "  " + Waiting(progress.waiting_ranks());
+    if (!progress.no_memory().empty()) out += fmt::format(" ({})", Escape(progress.no_memory()));
+    if (!progress.conflict().empty()) out += fmt::format(" ({})", Escape(progress.conflict()));
+  } else if (progress.slowest_rank() >= 0 && progress.bytes_done() < progress.bytes_total()) {
+    out += fmt::format("  slowest rank {}", progress.slowest_rank());
   }
   return out;
 }
 
 }  // namespace
 
-std::string ProgressLine(const LoadProgress& progress) {
-  std::string out(StageName(progress.stage));
-  if (progress.bytes_total > 0) out += fmt::format("  {:.0f}%", ShareOf(progress) * 100);
+std::string ProgressLine(const v1::Progress& progress) {
+  std::string out = StageName(progress.stage());
+  if (progress.bytes_total() > 0) out += fmt::format("  {:.0f}%", ShareOf(progress) * 100);
   return out + Details(progress);
 }
 
-std::string ProgressBar(const LoadProgress& progress, size_t width) {
-  if (progress.bytes_total == 0) return Shorten(ProgressLine(progress), width);
+std::string ProgressBar(const v1::Progress& progress, size_t width) {
+  if (progress.bytes_total() == 0) return Shorten(ProgressLine(progress), width);
   const double share = ShareOf(progress);
   const auto full = static_cast<size_t>(share * static_cast<double>(kBarColumns));
-  return Shorten(fmt::format("{} [{}{}] {:3.0f}%{}", StageName(progress.stage),
+  return Shorten(fmt::format("{} [{}{}] {:3.0f}%{}", StageName(progress.stage()),
                              std::string(full, '#'), std::string(kBarColumns - full, '.'),
                              share * 100, Details(progress)),
                  width);
 }
 
-void ProgressView::Update(const LoadProgress& progress) {
+void ProgressView::Update(const v1::Progress& progress) {
   if (quiet_) return;
   if (io_.err_terminal) {
     // The last column stays free, because some terminals wrap when it is written.
@@ -84,8 +85,8 @@ void ProgressView::Update(const LoadProgress& progress) {
     return;
   }
   const TimePoint now = io_.now();
-  if (last_stage_ == progress.stage && now - last_line_ < kBetweenLines) return;
-  last_stage_ = progress.stage;
+  if (last_stage_ == progress.stage() && now - last_line_ < kBetweenLines) return;
+  last_stage_ = progress.stage();
   last_line_ = now;
   io_.err << ProgressLine(progress) << std::endl;
 }

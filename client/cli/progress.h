@@ -12,10 +12,10 @@
 namespace ckptd::cli {
 
 // "TRANSFERRING  45%  6.8 GB of 15.2 GB  4.5 GB/s  ETA 2 s  slowest rank 3".
-std::string ProgressLine(const LoadProgress& progress);
+std::string ProgressLine(const v1::Progress& progress);
 
 // The same with a bar, at most `width` columns.
-std::string ProgressBar(const LoadProgress& progress, size_t width);
+std::string ProgressBar(const v1::Progress& progress, size_t width);
 
 // One load. Not thread-safe.
 class ProgressView {
@@ -26,7 +26,7 @@ class ProgressView {
   ProgressView(const ProgressView&) = delete;
   ProgressView& operator=(const ProgressView&) = delete;
 
-  void Update(const LoadProgress& progress);
+  void Update(const v1::Progress& progress);
   // Removes the bar.
   void Clear();
 
@@ -34,7 +34,7 @@ class ProgressView {
   Io& io_;
   const bool quiet_;
   bool drawn_ = false;
-  std::optional<LoadStage> last_stage_;
+  std::optional<v1::Stage> last_stage_;
   TimePoint last_line_;
 };
 

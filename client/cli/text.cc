@@ -57,6 +57,10 @@ std::string HumanDuration(std::chrono::duration<double> duration) {
   return fmt::format("{} d {} h", whole / 86400, whole % 86400 / 3600);
 }
 
+std::string Age(const google::protobuf::Timestamp& time, TimePoint now) {
+  return time.seconds() == 0 ? "" : HumanDuration(now - TimeOf(time));
+}
+
 std::string Counted(uint64_t count, std::string_view thing) {
   return fmt::format("{} {}{}", count, thing, count == 1 ? "" : "s");
 }

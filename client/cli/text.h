@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "client/cpp/types.h"
+
 namespace ckptd::cli {
 
 // Columns of an escaped text: its number of code points.
@@ -22,6 +24,8 @@ std::string HumanBytes(uint64_t bytes);
 std::string HumanRate(double bytes_per_second);
 // "120 ms", "3.4 s", "2 min 5 s", "3 h 20 min", "5 d 2 h".
 std::string HumanDuration(std::chrono::duration<double> duration);
+// How long ago it was. Empty if it is not set.
+std::string Age(const google::protobuf::Timestamp& time, TimePoint now);
 // "1 tensor", "2 tensors".
 std::string Counted(uint64_t count, std::string_view thing);
 // "; --rank chooses another", to be added to a message about one of several ranks.

@@ -9,7 +9,8 @@
 
 #include "client/cli/all_ranks.h"
 #include "client/cli/exit_codes.h"
-#include "client/cli/json_views.h"
+#include "client/cli/json.h"
+#include "client/cli/output.pb.h"
 #include "client/cli/text.h"
 #include "client/cli/verbs.h"
 #include "common/base/escape.h"
@@ -20,29 +21,21 @@ namespace ckptd::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Kind = JsonField::Kind;
 
-// Prints a result of few facts: an object, or one sentence unless --quiet.
-void PrintResult(const std::vector<JsonField>& fields, const std::string& sentence,
-                 Context& context) {
-  if (context.json()) {
-    context.io.out << ToJson(fields) << '\n';
-  } else if (!context.globals.quiet) {
-    context.io.out << Escape(sentence) << '\n';
-  }
+// Prints a result of few facts: as JSON, or one sentence unless --quiet.
+absl::Status PrintResult(const google::protobuf::Message& facts, const std::string& sentence,
+                         Context& context) {
+  if (context.json()) return PrintJson(facts, context.io.out);
+  if (!context.globals.quiet) context.io.out << Escape(sentence) << '\n';
+  return absl::OkStatus();
 }
 
-JsonField RankField(int32_t rank) {
-  return {"rank", "", static_cast<uint64_t>(rank), Kind::kNumber};
-}
-
-std::string UnloadedText(const std::string& name, const DaemonInfo& daemon,
-                         const AdminClient::Unloaded& unloaded) {
-  if (unloaded.cancelled) {
-    return fmt::format("{} was loading: the load is cancelled, on every rank", name);
+std::string UnloadedText(const UnloadOutput& unloaded, int32_t world_size) {
+  if (unloaded.cancelled()) {
+    return fmt::format("{} was loading: the load is cancelled, on every rank", unloaded.name());
   }
-  return fmt::format("{} of rank {} is unloaded, {} free for other loads{}", name, daemon.rank,
-                     HumanBytes(unloaded.freed_bytes), OtherRanks(daemon.world_size));
+  return fmt::format("{} of rank {} is unloaded, {} free for other loads{}", unloaded.name(),
+                     unloaded.rank(), HumanBytes(unloaded.freed_bytes()), OtherRanks(world_size));
 }
 
 struct UnloadOptions {
@@ -55,11 +48,12 @@ struct UnloadOptions {
 // Checkpoints without leases and pins.
 absl::StatusOr<std::vector<std::string>> IdleNames(const Context& context) {
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
-  CKPTD_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> checkpoints, client.List());
+  CKPTD_ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse listed, client.List());
   std::vector<std::string> names;
-  for (const CheckpointInfo& one : checkpoints) {
-    const bool idle = one.state == CheckpointState::kActive && one.lease_count == 0 && !one.pinned;
-    if (idle) names.push_back(one.name);
+  for (const v1::Checkpoint& one : listed.checkpoints()) {
+    const bool idle =
+        one.state() == v1::Checkpoint::STATE_ACTIVE && one.lease_count() == 0 && !one.pinned();
+    if (idle) names.push_back(one.name());
   }
   return names;
 }
@@ -72,15 +66,14 @@ bool IsMissingOnThisRank(const absl::Status& status, bool all_ranks) {
 absl::Status UnloadOf(const UnloadOptions& options, Context& context, absl::Status& lacking,
                       size_t& unloaded_count) {
   CKPTD_ASSIGN_OR_RETURN(AdminClient admin, context.ConnectAdmin());
-  CKPTD_ASSIGN_OR_RETURN(const DaemonInfo daemon, admin.Info());
+  CKPTD_ASSIGN_OR_RETURN(const v1::GetDaemonInfoResponse daemon, admin.Info());
   std::vector<std::string> ids = options.ids;
   if (options.idle) {
     CKPTD_ASSIGN_OR_RETURN(ids, IdleNames(context));
   }
   for (const std::string& id : ids) {
     const std::string name = CheckpointName(id);
-    const absl::StatusOr<AdminClient::Unloaded> unloaded =
-        admin.Unload(name, options.force, options.idle);
+    const auto unloaded = admin.Unload(name, options.force, options.idle);
     if (IsMissingOnThisRank(unloaded.status(), options.all_ranks || options.idle)) {
       lacking = unloaded.status();
       continue;
@@ -90,11 +83,13 @@ absl::Status UnloadOf(const UnloadOptions& options, Context& context, absl::Stat
     if (options.idle && (why == reason::kLeased || why == reason::kNotActive)) continue;
     CKPTD_RETURN_IF_ERROR(unloaded.status());
     ++unloaded_count;
-    PrintResult({{"name", name},
-                 RankField(daemon.rank),
-                 {"freed_bytes", "", unloaded->freed_bytes, Kind::kNumber},
-                 {"cancelled", "", unloaded->cancelled ? 1U : 0U, Kind::kBool}},
-                UnloadedText(name, daemon, *unloaded), context);
+    UnloadOutput output;
+    output.set_name(name);
+    output.set_rank(daemon.rank());
+    output.set_freed_bytes(unloaded->freed_bytes());
+    output.set_cancelled(unloaded->cancelled());
+    CKPTD_RETURN_IF_ERROR(
+        PrintResult(output, UnloadedText(output, daemon.world_size()), context));
   }
   return absl::OkStatus();
 }
@@ -118,48 +113,42 @@ absl::StatusOr<int> RunPin(const std::string& id, bool off, bool all_ranks, Cont
   bool done = false;
   const absl::Status status = ForEachRank(context, all_ranks, [&](Context& one) -> absl::Status {
     CKPTD_ASSIGN_OR_RETURN(AdminClient admin, one.ConnectAdmin());
-    const absl::StatusOr<CheckpointInfo> pinned = admin.Pin(CheckpointName(id), !off);
+    const absl::StatusOr<v1::Checkpoint> pinned = admin.Pin(CheckpointName(id), !off);
     if (IsMissingOnThisRank(pinned.status(), all_ranks)) {
       lacking = pinned.status();
       return absl::OkStatus();
     }
     CKPTD_RETURN_IF_ERROR(pinned.status());
     done = true;
-    PrintResult({{"name", pinned->name},
-                 RankField(pinned->rank),
-                 {"pinned", "", pinned->pinned ? 1U : 0U, Kind::kBool}},
-                fmt::format("{} of rank {} is {}{}", pinned->name, pinned->rank,
-                            pinned->pinned ? "pinned: it is never evicted"
-                                           : "no longer pinned: it may be evicted",
-                            all_ranks ? "" : OtherRanks(pinned->world_size)),
-                context);
-    return absl::OkStatus();
+    return PrintResult(*pinned,
+                       fmt::format("{} of rank {} is {}{}", pinned->name(), pinned->rank(),
+                                   pinned->pinned() ? "pinned: it is never evicted"
+                                                    : "no longer pinned: it may be evicted",
+                                   all_ranks ? "" : OtherRanks(pinned->world_size())),
+                       context);
   });
   CKPTD_RETURN_IF_ERROR(status);
   if (!done) CKPTD_RETURN_IF_ERROR(lacking);
   return kExitFine;
 }
 
-std::string TrimmedText(const DaemonInfo& daemon, const AdminClient::Trimmed& trimmed) {
+std::string TrimmedText(const v1::GetDaemonInfoResponse& daemon,
+                        const v1::TrimMemoryResponse& trimmed) {
   const std::string lingering =
-      trimmed.lingering_bytes == 0
+      trimmed.lingering_bytes() == 0
           ? ""
-          : fmt::format(", and {} that clients still map", HumanBytes(trimmed.lingering_bytes));
+          : fmt::format(", and {} that clients still map", HumanBytes(trimmed.lingering_bytes()));
   return fmt::format("rank {} gave {} back to the system; {} of checkpoints stay until they are "
                      "unloaded{}{}",
-                     daemon.rank, HumanBytes(trimmed.freed_bytes), HumanBytes(trimmed.used_bytes),
-                     lingering, OtherRanks(daemon.world_size));
+                     daemon.rank(), HumanBytes(trimmed.freed_bytes()),
+                     HumanBytes(trimmed.used_bytes()), lingering, OtherRanks(daemon.world_size()));
 }
 
 absl::StatusOr<int> RunTrim(Context& context) {
   CKPTD_ASSIGN_OR_RETURN(AdminClient admin, context.ConnectAdmin());
-  CKPTD_ASSIGN_OR_RETURN(const DaemonInfo daemon, admin.Info());
-  CKPTD_ASSIGN_OR_RETURN(const AdminClient::Trimmed trimmed, admin.Trim());
-  PrintResult({RankField(daemon.rank),
-               {"freed_bytes", "", trimmed.freed_bytes, Kind::kNumber},
-               {"used_bytes", "", trimmed.used_bytes, Kind::kNumber},
-               {"lingering_bytes", "", trimmed.lingering_bytes, Kind::kNumber}},
-              TrimmedText(daemon, trimmed), context);
+  CKPTD_ASSIGN_OR_RETURN(const v1::GetDaemonInfoResponse daemon, admin.Info());
+  CKPTD_ASSIGN_OR_RETURN(const v1::TrimMemoryResponse trimmed, admin.Trim());
+  CKPTD_RETURN_IF_ERROR(PrintResult(trimmed, TrimmedText(daemon, trimmed), context));
   return kExitFine;
 }
 
@@ -184,19 +173,22 @@ absl::StatusOr<int> RunDrain(const std::string& wait, bool all_ranks, Context& c
   if (all_ranks && patience.has_value()) DrainEveryRank(context);
   const absl::Status status = ForEachRank(context, all_ranks, [&](Context& one) -> absl::Status {
     CKPTD_ASSIGN_OR_RETURN(AdminClient admin, one.ConnectAdmin());
-    CKPTD_ASSIGN_OR_RETURN(const DaemonInfo daemon, admin.Info());
+    CKPTD_ASSIGN_OR_RETURN(const v1::GetDaemonInfoResponse daemon, admin.Info());
     // Each rank gets the time that is left.
     std::optional<Timeout> left = patience;
     if (all_ranks && left.has_value()) {
       left = std::max(std::chrono::ceil<Timeout>(end - Clock::now()), Timeout(1));
     }
-    CKPTD_ASSIGN_OR_RETURN(const uint32_t remaining, admin.Drain(left));
-    PrintResult({RankField(daemon.rank), {"remaining_leases", "", remaining, Kind::kNumber}},
-                fmt::format("the daemon of rank {} takes no new work; {} lease{} left{}",
-                            daemon.rank, remaining, remaining == 1 ? " is" : "s are",
-                            all_ranks ? "" : OtherRanks(daemon.world_size)),
-                context);
-    return absl::OkStatus();
+    CKPTD_ASSIGN_OR_RETURN(const v1::DrainDaemonResponse drained, admin.Drain(left));
+    DrainOutput output;
+    output.set_rank(daemon.rank());
+    output.set_remaining_leases(drained.remaining_leases());
+    return PrintResult(output,
+                       fmt::format("the daemon of rank {} takes no new work; {} lease{} left{}",
+                                   output.rank(), output.remaining_leases(),
+                                   output.remaining_leases() == 1 ? " is" : "s are",
+                                   all_ranks ? "" : OtherRanks(daemon.world_size())),
+                       context);
   });
   CKPTD_RETURN_IF_ERROR(status);
   return kExitFine;
@@ -204,9 +196,10 @@ absl::StatusOr<int> RunDrain(const std::string& wait, bool all_ranks, Context& c
 
 absl::StatusOr<int> RunLogLevel(const std::string& level, Context& context) {
   CKPTD_ASSIGN_OR_RETURN(AdminClient admin, context.ConnectAdmin());
-  CKPTD_ASSIGN_OR_RETURN(const std::string previous, admin.SetLogLevel(level));
-  PrintResult({{"level", level}, {"previous_level", previous}},
-              fmt::format("the daemon now logs at {} (before: {})", level, previous), context);
+  CKPTD_ASSIGN_OR_RETURN(const v1::SetLogLevelResponse set, admin.SetLogLevel(level));
+  CKPTD_RETURN_IF_ERROR(PrintResult(
+      set, fmt::format("the daemon now logs at {} (before: {})", level, set.previous_level()),
+      context));
   return kExitFine;
 }
 

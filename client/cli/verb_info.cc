@@ -1,10 +1,13 @@
 #include <fmt/format.h>
 
+#include <map>
 #include <memory>
+#include <string>
 
 #include "client/cli/all_ranks.h"
 #include "client/cli/exit_codes.h"
-#include "client/cli/json_views.h"
+#include "client/cli/json.h"
+#include "client/cli/output.pb.h"
 #include "client/cli/table.h"
 #include "client/cli/text.h"
 #include "client/cli/verbs.h"
@@ -13,134 +16,138 @@
 namespace ckptd::cli {
 namespace {
 
-std::string Age(const std::optional<TimePoint>& time, const Context& context) {
-  return time.has_value() ? HumanDuration(context.io.now() - *time) : "";
-}
-
-std::string MemoryLine(const MemoryInfo& memory) {
-  if (!memory.device_uuid.empty()) {
+std::string MemoryLine(const v1::MemoryInfo& memory) {
+  if (!memory.device_uuid().empty()) {
     const std::string pristine =
-        memory.host_tier_bytes == 0
+        memory.host_tier_bytes() == 0
             ? ""
-            : fmt::format(", host tier {} of {}", HumanBytes(memory.host_tier_used_bytes),
-                          HumanBytes(memory.host_tier_bytes));
+            : fmt::format(", host tier {} of {}", HumanBytes(memory.host_tier_used_bytes()),
+                          HumanBytes(memory.host_tier_bytes()));
     return fmt::format("{} of {} used, {} of host memory for staging{}",
-                       HumanBytes(memory.used_bytes), HumanBytes(memory.budget_bytes),
-                       HumanBytes(memory.staging_bytes), pristine);
+                       HumanBytes(memory.used_bytes()), HumanBytes(memory.budget_bytes()),
+                       HumanBytes(memory.staging_bytes()), pristine);
   }
-  const std::string target = memory.arena_target_bytes > memory.arena_bytes
-                                 ? ", filling to " + HumanBytes(memory.arena_target_bytes)
+  const std::string target = memory.arena_target_bytes() > memory.arena_bytes()
+                                 ? ", filling to " + HumanBytes(memory.arena_target_bytes())
                                  : "";
   return fmt::format("{} of {} used, arena {}{} ({} in huge pages), {} lingering",
-                     HumanBytes(memory.used_bytes), HumanBytes(memory.budget_bytes),
-                     HumanBytes(memory.arena_bytes), target,
-                     HumanBytes(memory.huge_page_bytes), HumanBytes(memory.lingering_bytes));
+                     HumanBytes(memory.used_bytes()), HumanBytes(memory.budget_bytes()),
+                     HumanBytes(memory.arena_bytes()), target,
+                     HumanBytes(memory.huge_page_bytes()), HumanBytes(memory.lingering_bytes()));
 }
 
 // The arena's target size, and the reason.
-std::string ArenaLine(const MemoryInfo& memory) {
-  if (memory.arena_why.empty()) return "";
-  return fmt::format("{}: {}", HumanBytes(memory.arena_target_bytes), memory.arena_why);
+std::string ArenaLine(const v1::MemoryInfo& memory) {
+  if (memory.arena_why().empty()) return "";
+  return fmt::format("{}: {}", HumanBytes(memory.arena_target_bytes()), memory.arena_why());
 }
 
-void PrintMembers(const DaemonInfo& info, std::ostream& out) {
+void PrintMembers(const v1::GetDaemonInfoResponse& info, std::ostream& out) {
   Table table({{"RANK", Table::Align::kRight},
                {"JOINED"},
                {"HOST"},
                {"PID", Table::Align::kRight},
                {"HEARD", Table::Align::kRight},
                {"ADDRESS"}});
-  for (const MemberInfo& member : info.members) {
-    table.AddRow({std::to_string(member.rank), member.joined ? "yes" : "no", member.host,
-                  member.joined ? std::to_string(member.pid) : "",
-                  member.joined ? HumanDuration(member.since_heartbeat) + " ago" : "",
-                  member.address});
+  for (const v1::MemberInfo& member : info.members()) {
+    table.AddRow({std::to_string(member.rank()), member.joined() ? "yes" : "no", member.host(),
+                  member.joined() ? std::to_string(member.pid()) : "",
+                  member.joined() ? HumanDuration(SecondsOf(member.since_heartbeat())) + " ago" : "",
+                  member.address()});
   }
   out << '\n';
   table.Print(out);
 }
 
-void PrintInfo(const DaemonInfo& info, bool config, Context& context) {
+void PrintInfo(const v1::GetDaemonInfoResponse& info, bool config, Context& context) {
   std::ostream& out = context.io.out;
   const std::string tier =
-      info.memory.why.empty() ? info.memory.tier
-                              : fmt::format("{} ({})", info.memory.tier, info.memory.why);
-  PrintFields({{"state", info.state},
-               {"detail", info.detail},
-               {"version", info.version},
-               {"job", info.job},
-               {"rank", fmt::format("{} of {}", info.rank, info.world_size)},
-               {"epoch", std::to_string(info.epoch)},
-               {"pid", std::to_string(info.pid)},
-               {"up", Age(info.start_time, context)},
+      info.memory().why().empty() ? info.memory().tier()
+                              : fmt::format("{} ({})", info.memory().tier(), info.memory().why());
+  PrintFields({{"state", info.state()},
+               {"detail", info.detail()},
+               {"version", info.version()},
+               {"job", info.job()},
+               {"rank", fmt::format("{} of {}", info.rank(), info.world_size())},
+               {"epoch", std::to_string(info.epoch())},
+               {"pid", std::to_string(info.pid())},
+               {"up", Age(info.start_time(), context.io.now())},
                {"tier", tier},
-               {"memory", MemoryLine(info.memory)},
-               {"arena", ArenaLine(info.memory)},
-               {"checkpoints", std::to_string(info.checkpoint_count)},
-               {"leases", std::to_string(info.lease_count)},
-               {"workload socket", info.workload_socket},
-               {"fd socket", info.fd_socket},
-               {"peer address", info.peer_address}},
+               {"memory", MemoryLine(info.memory())},
+               {"arena", ArenaLine(info.memory())},
+               {"checkpoints", std::to_string(info.checkpoint_count())},
+               {"leases", std::to_string(info.lease_count())},
+               {"workload socket", info.workload_socket()},
+               {"fd socket", info.fd_socket()},
+               {"peer address", info.peer_address()}},
               out);
-  if (!info.members.empty()) PrintMembers(info, out);
+  if (!info.members().empty()) PrintMembers(info, out);
   if (!config) return;
   Table table({{"KEY"}, {"VALUE"}});
-  for (const auto& entry : info.config) table.AddRow({entry.first, entry.second});
+  const std::map<std::string, std::string> sorted(info.config().begin(), info.config().end());
+  for (const auto& entry : sorted) table.AddRow({entry.first, entry.second});
   out << '\n';
   table.Print(out);
 }
 
 absl::StatusOr<int> RunInfo(bool config, Context& context) {
   CKPTD_ASSIGN_OR_RETURN(AdminClient admin, context.ConnectAdmin());
-  CKPTD_ASSIGN_OR_RETURN(const DaemonInfo info, admin.Info());
+  CKPTD_ASSIGN_OR_RETURN(const v1::GetDaemonInfoResponse info, admin.Info());
   if (context.json()) {
-    context.io.out << ToJson(info) << '\n';
+    CKPTD_RETURN_IF_ERROR(PrintJson(info, context.io.out));
   } else {
     PrintInfo(info, config, context);
   }
   return kExitFine;
 }
 
-void PrintLeases(const std::vector<RankLease>& leases, bool ranks, Context& context) {
-  if (context.json()) {
-    context.io.out << ToJson(leases) << '\n';
-    return;
-  }
-  Table table({{ranks ? "RANK LEASE" : "LEASE"},
+void PrintLeases(const RankLeasesOutput& leases, bool all_ranks, Context& context) {
+  Table table({{all_ranks ? "RANK LEASE" : "LEASE"},
                {"MODE"},
                {"PID", Table::Align::kRight},
                {"UID", Table::Align::kRight},
                {"CONNECTED"},
                {"AGE", Table::Align::kRight}});
-  for (const auto& [rank, lease] : leases) {
-    const std::string prefix = ranks ? fmt::format("{:<4} ", rank.value_or(0)) : "";
-    table.AddRow({prefix + lease.name, std::string(NameOf(lease.mode)),
-                  lease.pid == 0 ? "-" : std::to_string(lease.pid), std::to_string(lease.uid),
-                  lease.connected ? "yes" : "no", Age(lease.create_time, context)});
+  for (const RankLeasesOutput::Rank& rank : leases.ranks()) {
+    const std::string prefix = all_ranks ? fmt::format("{:<4} ", rank.rank()) : "";
+    for (const v1::Lease& lease : rank.leases()) {
+      table.AddRow({prefix + lease.name(), NameOf(lease.mode()),
+                    lease.pid() == 0 ? "-" : std::to_string(lease.pid()),
+                    std::to_string(lease.uid()), lease.connected() ? "yes" : "no",
+                    Age(lease.create_time(), context.io.now())});
+    }
   }
   table.Print(context.io.out);
 }
 
 absl::StatusOr<int> RunLeases(bool all_ranks, Context& context) {
-  std::vector<RankLease> leases;
-  const absl::Status status =
-      ForEachRank(context, all_ranks, [&leases, all_ranks](Context& one) -> absl::Status {
-        CKPTD_ASSIGN_OR_RETURN(AdminClient admin, one.ConnectAdmin());
-        CKPTD_ASSIGN_OR_RETURN(const std::vector<LeaseInfo> found, admin.Leases());
-        for (const LeaseInfo& lease : found) {
-          leases.push_back({all_ranks ? one.globals.rank : std::nullopt, lease});
-        }
-        return absl::OkStatus();
-      });
-  if (leases.empty()) CKPTD_RETURN_IF_ERROR(status);
-  PrintLeases(leases, all_ranks, context);
+  RankLeasesOutput leases;
+  v1::ListLeasesResponse found;
+  const absl::Status status = ForEachRank(context, all_ranks, [&](Context& one) -> absl::Status {
+    CKPTD_ASSIGN_OR_RETURN(AdminClient admin, one.ConnectAdmin());
+    CKPTD_ASSIGN_OR_RETURN(found, admin.Leases());
+    RankLeasesOutput::Rank& rank = *leases.add_ranks();
+    rank.set_rank(one.globals.rank.value_or(0));
+    *rank.mutable_leases() = found.leases();
+    return absl::OkStatus();
+  });
+  if (leases.ranks().empty()) return status;
+  if (!context.json()) {
+    PrintLeases(leases, all_ranks, context);
+  } else if (all_ranks) {
+    CKPTD_RETURN_IF_ERROR(PrintJson(leases, context.io.out));
+  } else {
+    CKPTD_RETURN_IF_ERROR(PrintJson(found, context.io.out));
+  }
   CKPTD_RETURN_IF_ERROR(status);
   return kExitFine;
 }
 
 absl::StatusOr<int> RunVersion(Context& context) {
   if (context.json()) {
-    context.io.out << ToJson(std::vector<JsonField>{{"version", CKPTD_VERSION}}) << '\n';
+    VersionOutput output;
+    output.set_version(CKPTD_VERSION);
+    CKPTD_RETURN_IF_ERROR(PrintJson(output, context.io.out));
   } else {
     context.io.out << "ckptctl " << CKPTD_VERSION << '\n';
   }

@@ -1,12 +1,15 @@
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <map>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "client/cli/exit_codes.h"
-#include "client/cli/json_views.h"
+#include "client/cli/json.h"
 #include "client/cli/offline.h"
+#include "client/cli/output.pb.h"
 #include "client/cli/table.h"
 #include "client/cli/text.h"
 #include "client/cli/verbs.h"
@@ -14,6 +17,8 @@
 #include "common/base/status.h"
 #include "common/layout/glob.h"
 #include "common/source/open.h"
+#include "common/source/path_text.h"
+#include "common/source/piece.h"
 
 namespace ckptd::cli {
 namespace {
@@ -25,32 +30,33 @@ struct Options {
   bool remote = false;
 };
 
-void PrintTensors(const SourceInfo& source, std::ostream& out) {
+void PrintTensors(const CheckpointIndex& index, std::ostream& out) {
   Table table({{"NAME"}, {"DTYPE"}, {"SHAPE"}, {"SIZE", Table::Align::kRight}, {"FILE"}});
-  for (const SourceTensor& tensor : source.tensors) {
-    const std::string& path = source.files[tensor.file].path;
+  for (const TensorEntry& tensor : index.tensors) {
+    const std::string path = TextOfPath(index.files[tensor.pieces.front().file].path);
     std::string file = path.substr(path.rfind('/') + 1);
     if (tensor.pieces.size() > 1) file += fmt::format(" and {} more", tensor.pieces.size() - 1);
     table.AddRow({tensor.name, std::string(NameOf(tensor.dtype)), JoinShape(tensor.shape),
-                  HumanBytes(tensor.bytes), std::move(file)});
+                  HumanBytes(BytesOf(tensor)), std::move(file)});
   }
   table.Print(out);
-  for (const auto& alias : source.aliases) {
+  for (const auto& alias : index.aliases) {
     out << Escape(alias.first) << " is " << Escape(alias.second) << '\n';
   }
 }
 
 void PrintSummary(const SourceInfo& source, std::ostream& out) {
-  PrintFields({{"source", source.source},
+  const CheckpointIndex& index = source.index;
+  PrintFields({{"source", TextOfPath(index.source)},
                {"tensors", fmt::format("{} ({})", source.tensor_count,
                                        HumanBytes(source.tensor_bytes))},
-               {"tied names", source.aliases.empty() ? "" : std::to_string(source.aliases.size())}},
+               {"tied names", index.aliases.empty() ? "" : std::to_string(index.aliases.size())}},
               out);
   std::map<std::string_view, std::pair<uint64_t, uint64_t>> by_dtype;
-  for (const SourceTensor& tensor : source.tensors) {
+  for (const TensorEntry& tensor : index.tensors) {
     auto& entry = by_dtype[NameOf(tensor.dtype)];
     entry.first += 1;
-    entry.second += tensor.bytes;
+    entry.second += BytesOf(tensor);
   }
   Table dtypes({{"DTYPE"}, {"TENSORS", Table::Align::kRight}, {"SIZE", Table::Align::kRight}});
   for (const auto& entry : by_dtype) {
@@ -60,22 +66,63 @@ void PrintSummary(const SourceInfo& source, std::ostream& out) {
   out << '\n';
   dtypes.Print(out);
   Table files({{"FILE"}, {"SIZE", Table::Align::kRight}});
-  for (const FileSize& file : source.files) files.AddRow({file.path, HumanBytes(file.bytes)});
+  for (const SourceFile& file : index.files) {
+    files.AddRow({TextOfPath(file.path), HumanBytes(file.bytes)});
+  }
   out << '\n';
   files.Print(out);
   PrintRemarks(source.remarks, out);
 }
 
-void KeepMatching(const std::string& pattern, SourceInfo& source) {
-  auto& tensors = source.tensors;
-  tensors.erase(std::remove_if(tensors.begin(), tensors.end(),
-                               [&pattern](const SourceTensor& tensor) {
-                                 return !MatchesGlob(pattern, tensor.name);
-                               }),
-                tensors.end());
-  for (auto at = source.aliases.begin(); at != source.aliases.end();) {
-    at = MatchesGlob(pattern, at->first) ? std::next(at) : source.aliases.erase(at);
+void AddTensor(const CheckpointIndex& index, const TensorEntry& tensor, InspectOutput& out) {
+  InspectOutput::Tensor& added = *out.add_tensors();
+  added.set_name(tensor.name);
+  added.set_dtype(std::string(NameOf(tensor.dtype)));
+  added.mutable_shape()->Add(tensor.shape.begin(), tensor.shape.end());
+  added.set_kind(std::string(NameOf(tensor.kind)));
+  added.set_group(index.groups[tensor.group]);
+  added.set_file(TextOfPath(index.files[tensor.pieces.front().file].path));
+  added.set_offset(tensor.pieces.front().offset);
+  added.set_bytes(BytesOf(tensor));
+  if (tensor.pieces.size() == 1 && tensor.pieces.front().strides.empty()) return;
+  for (const Piece& piece : tensor.pieces) {
+    InspectOutput::Piece& part = *added.add_pieces();
+    part.set_file(TextOfPath(index.files[piece.file].path));
+    part.set_offset(piece.offset);
+    part.set_bytes(piece.bytes);
+    part.mutable_begin()->Add(piece.box.offsets.begin(), piece.box.offsets.end());
+    part.mutable_shape()->Add(piece.box.extents.begin(), piece.box.extents.end());
+    const Shape strides = StridesOf(piece);
+    part.mutable_strides()->Add(strides.begin(), strides.end());
   }
+}
+
+InspectOutput ToOutput(const SourceInfo& source, bool tensors) {
+  const CheckpointIndex& index = source.index;
+  InspectOutput out;
+  out.set_source(TextOfPath(index.source));
+  out.set_source_identity(source.identity);
+  for (const SourceFile& file : index.files) {
+    InspectOutput::File& added = *out.add_files();
+    added.set_path(TextOfPath(file.path));
+    added.set_bytes(file.bytes);
+  }
+  out.set_tensor_count(source.tensor_count);
+  out.set_tensor_bytes(source.tensor_bytes);
+  out.mutable_metadata()->insert(index.metadata.begin(), index.metadata.end());
+  out.mutable_aliases()->insert(index.aliases.begin(), index.aliases.end());
+  for (const std::string& remark : source.remarks) out.add_remarks(MessageText(remark));
+  if (!tensors) return out;
+  for (const TensorEntry& tensor : index.tensors) AddTensor(index, tensor, out);
+  return out;
+}
+
+void KeepMatching(const std::string& pattern, CheckpointIndex& index) {
+  std::erase_if(index.tensors, [&pattern](const TensorEntry& tensor) {
+    return !MatchesGlob(pattern, tensor.name);
+  });
+  std::erase_if(index.aliases,
+                [&pattern](const auto& alias) { return !MatchesGlob(pattern, alias.first); });
 }
 
 absl::StatusOr<SourceInfo> Read(const Options& options, const Context& context) {
@@ -88,11 +135,11 @@ absl::StatusOr<SourceInfo> Read(const Options& options, const Context& context) 
 absl::StatusOr<int> Run(const Options& options, Context& context) {
   CKPTD_ASSIGN_OR_RETURN(SourceInfo source, Read(options, context));
   const bool tensors = options.tensors || !options.filter.empty();
-  if (!options.filter.empty()) KeepMatching(options.filter, source);
+  if (!options.filter.empty()) KeepMatching(options.filter, source.index);
   if (context.json()) {
-    context.io.out << ToJson(source, tensors) << '\n';
+    CKPTD_RETURN_IF_ERROR(PrintJson(ToOutput(source, tensors), context.io.out));
   } else if (tensors) {
-    PrintTensors(source, context.io.out);
+    PrintTensors(source.index, context.io.out);
   } else {
     PrintSummary(source, context.io.out);
   }

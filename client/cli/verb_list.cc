@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <memory>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "client/cli/all_ranks.h"
 #include "client/cli/exit_codes.h"
-#include "client/cli/json_views.h"
+#include "client/cli/json.h"
 #include "client/cli/progress.h"
 #include "client/cli/table.h"
 #include "client/cli/text.h"
@@ -18,23 +18,19 @@
 namespace ckptd::cli {
 namespace {
 
-std::string Age(const std::optional<TimePoint>& time, const Context& context) {
-  return time.has_value() ? HumanDuration(context.io.now() - *time) : "";
-}
-
-std::string StateOf(const CheckpointInfo& checkpoint) {
-  const LoadProgress& progress = checkpoint.progress;
-  if (checkpoint.state != CheckpointState::kLoading || progress.bytes_total == 0) {
-    return std::string(NameOf(checkpoint.state));
+std::string StateOf(const v1::Checkpoint& checkpoint) {
+  const v1::Progress& progress = checkpoint.progress();
+  if (checkpoint.state() != v1::Checkpoint::STATE_LOADING || progress.bytes_total() == 0) {
+    return NameOf(checkpoint.state());
   }
-  return fmt::format("LOADING {:.0f}%", static_cast<double>(progress.bytes_done) * 100 /
-                                            static_cast<double>(progress.bytes_total));
+  return fmt::format("LOADING {:.0f}%", static_cast<double>(progress.bytes_done()) * 100 /
+                                            static_cast<double>(progress.bytes_total()));
 }
 
 // "2/4": on how many ranks the shard is resident.
-std::string RanksOf(const CheckpointInfo& checkpoint) {
-  if (checkpoint.resident_ranks == 0) return "";
-  return fmt::format("{}/{}", checkpoint.resident_ranks, checkpoint.world_size);
+std::string RanksOf(const v1::Checkpoint& checkpoint) {
+  if (checkpoint.resident_ranks() == 0) return "";
+  return fmt::format("{}/{}", checkpoint.resident_ranks(), checkpoint.world_size());
 }
 
 struct ListOptions {
@@ -43,9 +39,11 @@ struct ListOptions {
   bool all_ranks = false;
 };
 
-void PrintList(const std::vector<CheckpointInfo>& checkpoints, bool ranks, Context& context) {
+void PrintList(const v1::ListCheckpointsResponse& listed, bool ranks, Context& context) {
   if (context.globals.quiet) {
-    for (const auto& checkpoint : checkpoints) context.io.out << Escape(checkpoint.name) << '\n';
+    for (const v1::Checkpoint& one : listed.checkpoints()) {
+      context.io.out << Escape(one.name()) << '\n';
+    }
     return;
   }
   Table table({{ranks ? "RANK NAME" : "NAME"},
@@ -58,43 +56,52 @@ void PrintList(const std::vector<CheckpointInfo>& checkpoints, bool ranks, Conte
                {"AGE", Table::Align::kRight},
                {"LAYOUT"},
                {"SOURCE"}});
-  for (const CheckpointInfo& checkpoint : checkpoints) {
-    const std::string rank = ranks ? fmt::format("{:<4} ", checkpoint.rank) : "";
-    table.AddRow({rank + checkpoint.name, StateOf(checkpoint), HumanBytes(checkpoint.slab_bytes),
-                  std::to_string(checkpoint.tensor_count), std::to_string(checkpoint.lease_count),
-                  checkpoint.pinned ? "yes" : "no", RanksOf(checkpoint),
-                  Age(checkpoint.create_time, context),
-                  checkpoint.layout, checkpoint.source});
+  for (const v1::Checkpoint& one : listed.checkpoints()) {
+    const std::string rank = ranks ? fmt::format("{:<4} ", one.rank()) : "";
+    table.AddRow({rank + one.name(), StateOf(one), HumanBytes(one.slab_bytes()),
+                  std::to_string(one.tensor_count()), std::to_string(one.lease_count()),
+                  one.pinned() ? "yes" : "no", RanksOf(one),
+                  Age(one.create_time(), context.io.now()), one.layout(), one.source()});
   }
   table.Print(context.io.out);
 }
 
+// Leaves out what the options do not ask for. Returns how many failed loads that is.
+int KeepAskedFor(const ListOptions& options, v1::ListCheckpointsResponse& listed) {
+  const int before = listed.checkpoints_size();
+  auto& all = *listed.mutable_checkpoints();
+  all.erase(std::remove_if(all.begin(), all.end(),
+                           [&options](const v1::Checkpoint& one) {
+                             if (!options.state.empty()) return NameOf(one.state()) != options.state;
+                             return !options.failed && one.state() == v1::Checkpoint::STATE_FAILED;
+                           }),
+            all.end());
+  return options.state.empty() ? before - listed.checkpoints_size() : 0;
+}
+
 absl::StatusOr<int> RunList(const ListOptions& options, Context& context) {
-  std::vector<CheckpointInfo> checkpoints;
+  v1::ListCheckpointsResponse listed;
   const absl::Status status =
-      ForEachRank(context, options.all_ranks, [&checkpoints](Context& one) -> absl::Status {
+      ForEachRank(context, options.all_ranks, [&listed](Context& one) -> absl::Status {
         CKPTD_ASSIGN_OR_RETURN(Client client, one.Connect());
-        CKPTD_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> found, client.List());
-        checkpoints.insert(checkpoints.end(), found.begin(), found.end());
+        CKPTD_ASSIGN_OR_RETURN(const v1::ListCheckpointsResponse found, client.List());
+        listed.MergeFrom(found);
         return absl::OkStatus();
       });
-  if (checkpoints.empty()) CKPTD_RETURN_IF_ERROR(status);
-  std::erase_if(checkpoints, [&options](const CheckpointInfo& checkpoint) {
-    return !options.state.empty() && NameOf(checkpoint.state) != options.state;
-  });
-  const size_t failed =
-      options.failed || !options.state.empty()
-          ? 0
-          : std::erase_if(checkpoints, [](const CheckpointInfo& checkpoint) {
-              return checkpoint.state == CheckpointState::kFailed;
-            });
+  if (listed.checkpoints().empty()) CKPTD_RETURN_IF_ERROR(status);
+  if (options.all_ranks) {  // each checkpoint tells its own
+    listed.clear_rank();
+    listed.clear_device_uuid();
+  }
+  const int failed = KeepAskedFor(options, listed);
   if (context.json()) {
-    context.io.out << ToJson(checkpoints) << '\n';
+    CKPTD_RETURN_IF_ERROR(PrintJson(listed, context.io.out));
   } else {
-    PrintList(checkpoints, options.all_ranks, context);
-    if (failed > 0) context.Note(fmt::format("{} not shown; --failed shows {}",
-                                            failed == 1 ? "1 failed load is" : fmt::format("{} failed loads are", failed),
-                                            failed == 1 ? "it" : "them"));
+    PrintList(listed, options.all_ranks, context);
+    if (failed > 0) {
+      context.Note(fmt::format("{} failed load{} not shown; --failed shows {}", failed,
+                               failed == 1 ? " is" : "s are", failed == 1 ? "it" : "them"));
+    }
   }
   CKPTD_RETURN_IF_ERROR(status);
   return kExitFine;
@@ -102,74 +109,72 @@ absl::StatusOr<int> RunList(const ListOptions& options, Context& context) {
 
 absl::StatusOr<int> RunGet(const std::string& id, Context& context) {
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
-  CKPTD_ASSIGN_OR_RETURN(const CheckpointInfo checkpoint, client.Get(CheckpointName(id)));
-  PrintCheckpoint(checkpoint, context);
+  CKPTD_ASSIGN_OR_RETURN(const v1::Checkpoint checkpoint, client.Get(CheckpointName(id)));
+  CKPTD_RETURN_IF_ERROR(PrintCheckpoint(checkpoint, context));
   return kExitFine;
 }
 
 // How the bytes were read from storage.
-std::string IoModesOf(const LoadProgress& progress) {
+std::string IoModesOf(const v1::ReadCounters& read) {
   const uint64_t buffered =
-      progress.storage_bytes - std::min(progress.storage_bytes,
-                                        progress.mapped_bytes + progress.direct_bytes);
+      read.storage_bytes() -
+      std::min(read.storage_bytes(), read.mapped_bytes() + read.direct_bytes());
   std::string out;
-  for (const auto& [way, bytes] : {std::pair{"mapped from the page cache", progress.mapped_bytes},
-                                   std::pair{"past the page cache", progress.direct_bytes},
+  for (const auto& [way, bytes] : {std::pair{"mapped from the page cache", read.mapped_bytes()},
+                                   std::pair{"past the page cache", read.direct_bytes()},
                                    std::pair{"through buffers", buffered}}) {
     if (bytes > 0) out += fmt::format("{}{} {}", out.empty() ? " (" : ", ", HumanBytes(bytes), way);
   }
   return out.empty() ? out : out + ")";
 }
 
-std::string StagesOf(const LoadProgress& progress) {
+std::string StagesOf(const v1::Progress& progress) {
   std::string out;
-  for (const StageTime& stage : progress.stages) {
+  for (const v1::StageTime& stage : progress.stages()) {
     if (!out.empty()) out += ", ";
-    out += fmt::format("{} {}", NameOf(stage.stage), HumanDuration(stage.duration));
+    out += fmt::format("{} {}", NameOf(stage.stage()), HumanDuration(SecondsOf(stage.duration())));
   }
   return out;
 }
 
 }  // namespace
 
-void PrintCheckpoint(const CheckpointInfo& checkpoint, Context& context) {
-  if (context.json()) {
-    context.io.out << ToJson(checkpoint) << '\n';
-    return;
-  }
-  const LoadProgress& progress = checkpoint.progress;
-  const bool moved = progress.bytes_total > 0;
+absl::Status PrintCheckpoint(const v1::Checkpoint& one, Context& context) {
+  if (context.json()) return PrintJson(one, context.io.out);
+  const v1::Progress& progress = one.progress();
+  const uint64_t restored = progress.restored_bytes();
+  const double rate = progress.bytes_per_second();
   PrintFields(
-      {{"name", checkpoint.name},
-       {"state", StateOf(checkpoint)},
-       {"stage", checkpoint.state == CheckpointState::kLoading ? ProgressLine(progress) : ""},
-       {"failure", checkpoint.failure.has_value() ? checkpoint.failure->message : ""},
-       {"source", checkpoint.source},
-       {"layout", checkpoint.layout},
-       {"memory of", checkpoint.served_from},
-       {"meant for", std::string(NameOf(checkpoint.intended_mode))},
-       {"handed out as", std::string(checkpoint.handle_kind.has_value()
-                                         ? NameOf(*checkpoint.handle_kind)
-                                         : std::string_view())},
-       {"rank", fmt::format("{} of {}", checkpoint.rank, checkpoint.world_size)},
-       {"resident on", checkpoint.resident_ranks == 0 ? "" : RanksOf(checkpoint) + " ranks"},
-       {"shard", fmt::format("{}, {}", Counted(checkpoint.tensor_count, "tensor"),
-                             HumanBytes(checkpoint.slab_bytes))},
-       {"all ranks", moved ? fmt::format("{}, {} of files read{}", HumanBytes(progress.bytes_done),
-                                         HumanBytes(progress.storage_bytes), IoModesOf(progress))
-                           : ""},
-       {"host tier", progress.restored_bytes > 0
-                         ? HumanBytes(progress.restored_bytes) + " of this rank restored"
-                         : ""},
-       {"transferred at", progress.bytes_per_second > 0 ? HumanRate(progress.bytes_per_second) : ""},
+      {{"name", one.name()},
+       {"state", StateOf(one)},
+       {"stage", one.state() == v1::Checkpoint::STATE_LOADING ? ProgressLine(progress) : ""},
+       {"failure", one.failure().message()},
+       {"source", one.source()},
+       {"layout", one.layout()},
+       {"memory of", one.served_from()},
+       {"meant for", NameOf(one.intended_mode())},
+       // An older daemon does not tell.
+       {"handed out as", one.handle_kind() == 0 ? "" : NameOf(one.handle_kind())},
+       {"rank", fmt::format("{} of {}", one.rank(), one.world_size())},
+       {"resident on", one.resident_ranks() == 0 ? "" : RanksOf(one) + " ranks"},
+       {"shard", fmt::format("{}, {}", Counted(one.tensor_count(), "tensor"),
+                             HumanBytes(one.slab_bytes()))},
+       {"all ranks", progress.bytes_total() == 0
+                         ? ""
+                         : fmt::format("{}, {} of files read{}", HumanBytes(progress.bytes_done()),
+                                       HumanBytes(progress.read().storage_bytes()),
+                                       IoModesOf(progress.read()))},
+       {"host tier", restored > 0 ? HumanBytes(restored) + " of this rank restored" : ""},
+       {"transferred at", rate > 0 ? HumanRate(rate) : ""},
        {"stages", StagesOf(progress)},
-       {"digests", checkpoint.digests ? "yes" : "no"},
-       {"leases", std::to_string(checkpoint.lease_count)},
-       {"pinned", checkpoint.pinned ? "yes" : "no"},
-       {"age", Age(checkpoint.create_time, context)},
-       {"plan digest", checkpoint.plan_digest},
-       {"identity", checkpoint.identity}},
+       {"digests", one.digests() ? "yes" : "no"},
+       {"leases", std::to_string(one.lease_count())},
+       {"pinned", one.pinned() ? "yes" : "no"},
+       {"age", Age(one.create_time(), context.io.now())},
+       {"plan digest", one.plan_digest()},
+       {"identity", one.identity()}},
       context.io.out);
+  return absl::OkStatus();
 }
 
 void AddList(CLI::App& app, Context& context) {

@@ -1,18 +1,25 @@
 #include <fmt/format.h>
+#include <google/protobuf/util/time_util.h>
 
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "client/cli/exit_codes.h"
-#include "client/cli/json_views.h"
+#include "client/cli/json.h"
 #include "client/cli/progress.h"
 #include "client/cli/text.h"
 #include "client/cli/verbs.h"
 #include "common/base/escape.h"
 #include "common/base/status.h"
 #include "common/source/open.h"
+#include "common/wire/layout.h"
 
 namespace ckptd::cli {
 namespace {
+
+using google::protobuf::util::TimeUtil;
 
 constexpr Timeout kLoadTimeout{600'000};
 constexpr Timeout kWatchTimeout{3'600'000};
@@ -29,105 +36,101 @@ struct Options {
   bool no_wait = false;
 };
 
-AttachMode ModeOf(const std::string& name) {
-  if (name == "private") return AttachMode::kPrivate;
-  return name == "exclusive" ? AttachMode::kExclusive : AttachMode::kShared;
+v1::AttachMode ModeOf(const std::string& name) {
+  if (name == "private") return v1::ATTACH_MODE_PRIVATE;
+  return name == "exclusive" ? v1::ATTACH_MODE_EXCLUSIVE : v1::ATTACH_MODE_SHARED;
 }
 
-std::optional<HandleKind> KindOf(const std::string& name) {
-  if (name == "memfd") return HandleKind::kMemfd;
-  if (name == "vmm_fd") return HandleKind::kVmmFd;
-  if (name == "cuda_ipc") return HandleKind::kCudaIpc;
-  return std::nullopt;
+v1::HandleKind KindOf(const std::string& name) {
+  if (name == "memfd") return v1::HANDLE_KIND_MEMFD;
+  if (name == "vmm_fd") return v1::HANDLE_KIND_VMM_FD;
+  return name == "cuda_ipc" ? v1::HANDLE_KIND_CUDA_IPC : v1::HANDLE_KIND_UNSPECIFIED;
 }
 
-absl::StatusOr<LoadRequest> ToRequest(const Options& options, const Context& context) {
-  LoadRequest request;
-  CKPTD_ASSIGN_OR_RETURN(request.source, AbsolutePath(options.path));
-  CKPTD_ASSIGN_OR_RETURN(request.layout, ReadLayout(options.layout));
-  CKPTD_ASSIGN_OR_RETURN(request.dtype_policy, ToDtypePolicy(options.dtype, options.keep_f32));
-  request.intended_mode = ModeOf(options.mode);
-  request.handle_kind = KindOf(options.handle);
-  request.digests = options.digest == "on";
-  request.timeout = context.TimeoutOr(kLoadTimeout);
+absl::StatusOr<v1::LoadSpec> ToSpec(const Options& options, Timeout timeout) {
+  v1::LoadSpec spec;
+  CKPTD_ASSIGN_OR_RETURN(*spec.mutable_source(), AbsolutePath(options.path));
+  CKPTD_ASSIGN_OR_RETURN(*spec.mutable_layout()->mutable_rules(), ReadLayout(options.layout));
+  CKPTD_ASSIGN_OR_RETURN(const DtypePolicy policy, ToDtypePolicy(options.dtype, options.keep_f32));
+  *spec.mutable_dtype_policy() = ToProto(policy);
+  spec.set_intended_mode(ModeOf(options.mode));
+  spec.set_handle_kind(KindOf(options.handle));
+  spec.set_skip_digests(options.digest == "off");
+  *spec.mutable_timeout() = TimeUtil::MillisecondsToDuration(timeout.count());
   if (!options.wait_memory.empty()) {
-    CKPTD_ASSIGN_OR_RETURN(request.wait_memory, ParseTimeout(options.wait_memory));
+    CKPTD_ASSIGN_OR_RETURN(const Timeout wait, ParseTimeout(options.wait_memory));
+    *spec.mutable_wait_memory() = TimeUtil::MillisecondsToDuration(wait.count());
   }
-  request.hold = false;  // trainers acquire it later; `ckptctl pin` keeps it for them
-  return request;
+  return spec;
 }
 
 // "3.4 s at 4.5 GB/s", over the whole load.
-std::string Speed(const CheckpointInfo& checkpoint) {
-  if (!checkpoint.create_time.has_value() || !checkpoint.active_time.has_value()) return {};
-  const Seconds took = *checkpoint.active_time - *checkpoint.create_time;
+std::string Speed(const v1::Checkpoint& checkpoint) {
+  if (!checkpoint.has_create_time() || !checkpoint.has_active_time()) return {};
+  const Seconds took = TimeOf(checkpoint.active_time()) - TimeOf(checkpoint.create_time());
   if (took.count() <= 0) return {};
-  return fmt::format(", {} in {} ({})", HumanBytes(checkpoint.progress.bytes_done),
-                     HumanDuration(took),
-                     HumanRate(static_cast<double>(checkpoint.progress.bytes_done) / took.count()));
+  const uint64_t bytes = checkpoint.progress().bytes_done();
+  return fmt::format(", {} in {} ({})", HumanBytes(bytes), HumanDuration(took),
+                     HumanRate(static_cast<double>(bytes) / took.count()));
 }
 
-void PrintLoaded(const LoadResult& result, Context& context) {
-  const CheckpointInfo& checkpoint = result.checkpoint;
-  const std::string was = !checkpoint.served_from.empty()
-                              ? fmt::format(" (was resident as {})", checkpoint.served_from)
-                          : result.resident ? " (was resident)"
-                                            : "";
-  if (context.json()) {
-    context.io.out << ToJson(result) << '\n';
-  } else if (context.globals.quiet) {
-    context.io.out << Escape(checkpoint.name) << '\n';
-  } else {
-    context.io.out << Escape(fmt::format(
-                          "{} is {}{}: rank {} of {} holds {}, {}{}", checkpoint.name,
-                          NameOf(checkpoint.state), was,
-                          checkpoint.rank, checkpoint.world_size,
-                          Counted(checkpoint.tensor_count, "tensor"),
-                          HumanBytes(checkpoint.slab_bytes),
-                          was.empty() ? Speed(checkpoint) : ""))
-                   << '\n';
+absl::Status PrintLoaded(const v1::LoadCheckpointResponse& result, Context& context) {
+  if (context.json()) return PrintJson(result, context.io.out);
+  const v1::Checkpoint& one = result.checkpoint();
+  if (context.globals.quiet) {
+    context.io.out << Escape(one.name()) << '\n';
+    return absl::OkStatus();
   }
+  const std::string was = !one.served_from().empty()
+                              ? fmt::format(" (was resident as {})", one.served_from())
+                          : result.resident() ? " (was resident)"
+                                              : "";
+  context.io.out << Escape(fmt::format("{} is {}{}: rank {} of {} holds {}, {}{}", one.name(),
+                                       NameOf(one.state()), was, one.rank(), one.world_size(),
+                                       Counted(one.tensor_count(), "tensor"),
+                                       HumanBytes(one.slab_bytes()),
+                                       was.empty() ? Speed(one) : ""))
+                 << '\n';
+  return absl::OkStatus();
 }
 
 // Tells why no resident checkpoint answered the request.
-void NoteDifference(const LoadResult& result, Context& context) {
-  if (result.differs.empty() || !result.checkpoint.served_from.empty()) return;
+void NoteDifference(const v1::LoadCheckpointResponse& result, Context& context) {
+  if (result.differs().empty() || !result.checkpoint().served_from().empty()) return;
   context.Note(fmt::format("note: another load of this source is resident; it differs in: {}",
-                           fmt::join(result.differs, ", ")));
+                           fmt::join(result.differs(), ", ")));
 }
 
 absl::StatusOr<int> RunLoad(const Options& options, Context& context) {
-  CKPTD_ASSIGN_OR_RETURN(const LoadRequest request, ToRequest(options, context));
+  const Timeout timeout = context.TimeoutOr(kLoadTimeout);
+  CKPTD_ASSIGN_OR_RETURN(const v1::LoadSpec spec, ToSpec(options, timeout));
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
-  CKPTD_ASSIGN_OR_RETURN(LoadResult result, client.Load(request));
-  if (options.no_wait) {
-    NoteDifference(result, context);
-    PrintLoaded(result, context);
-    return kExitFine;
+  // Trainers acquire it later; `ckptctl pin` keeps it for them.
+  CKPTD_ASSIGN_OR_RETURN(v1::LoadCheckpointResponse result, client.Load(spec, {.hold = false}));
+  v1::Checkpoint& checkpoint = *result.mutable_checkpoint();
+  if (!options.no_wait) {
+    if (checkpoint.state() == v1::Checkpoint::STATE_LOADING) {
+      auto last = Follow(client, checkpoint.name(), timeout, context);
+      if (absl::IsCancelled(last.status())) return ReportInterrupted(checkpoint.name(), context);
+      CKPTD_ASSIGN_OR_RETURN(checkpoint, std::move(last));
+    }
+    CKPTD_RETURN_IF_ERROR(CheckActive(checkpoint));
   }
-  if (result.checkpoint.state == CheckpointState::kLoading) {
-    absl::StatusOr<CheckpointInfo> last =
-        Follow(client, result.checkpoint, request.timeout, context);
-    if (absl::IsCancelled(last.status())) return ReportInterrupted(result.checkpoint.name, context);
-    CKPTD_ASSIGN_OR_RETURN(result.checkpoint, std::move(last));
-  }
-  CKPTD_RETURN_IF_ERROR(CheckActive(result.checkpoint));
+  // It may turn out while the load is planned.
+  if (!checkpoint.served_from().empty()) result.set_resident(true);
   NoteDifference(result, context);
-  PrintLoaded(result, context);
+  CKPTD_RETURN_IF_ERROR(PrintLoaded(result, context));
   return kExitFine;
 }
 
 absl::StatusOr<int> RunWatch(const std::string& id, Context& context) {
   const std::string name = CheckpointName(id);
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
-  CheckpointInfo checkpoint;
-  checkpoint.name = name;
-  absl::StatusOr<CheckpointInfo> last =
-      Follow(client, checkpoint, context.TimeoutOr(kWatchTimeout), context);
+  const auto last = Follow(client, name, context.TimeoutOr(kWatchTimeout), context);
   if (absl::IsCancelled(last.status())) return ReportInterrupted(name, context);
-  CKPTD_ASSIGN_OR_RETURN(checkpoint, std::move(last));
-  CKPTD_RETURN_IF_ERROR(CheckActive(checkpoint));
-  PrintCheckpoint(checkpoint, context);
+  CKPTD_RETURN_IF_ERROR(last.status());
+  CKPTD_RETURN_IF_ERROR(CheckActive(*last));
+  CKPTD_RETURN_IF_ERROR(PrintCheckpoint(*last, context));
   return kExitFine;
 }
 
@@ -141,16 +144,16 @@ void AddWaiting(CLI::App& verb, Options& options) {
 
 }  // namespace
 
-absl::StatusOr<CheckpointInfo> Follow(Client& client, const CheckpointInfo& checkpoint,
-                                      Timeout timeout, Context& context) {
+absl::StatusOr<v1::Checkpoint> Follow(Client& client, const std::string& name, Timeout timeout,
+                                      Context& context) {
   ProgressView view(context.io, context.globals.quiet);
   WatchOptions options;
   options.timeout = timeout;
   options.cancel = context.io.interrupt;
-  options.on_update = [&view](const CheckpointInfo& update) {
-    if (update.state == CheckpointState::kLoading) view.Update(update.progress);
+  options.on_update = [&view](const v1::Checkpoint& update) {
+    if (update.state() == v1::Checkpoint::STATE_LOADING) view.Update(update.progress());
   };
-  return client.Watch(checkpoint.name, options);
+  return client.Watch(name, options);
 }
 
 int ReportInterrupted(const std::string& name, Context& context) {

@@ -1,20 +1,21 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <chrono>
 #include <memory>
-#include <optional>
+#include <string>
 
 #include "client/cli/device_map.h"
 #include "client/cli/exit_codes.h"
 #include "client/cli/hardware.h"
-#include "client/cli/json_views.h"
+#include "client/cli/json.h"
 #include "client/cli/offline.h"
+#include "client/cli/output.pb.h"
 #include "client/cli/table.h"
 #include "client/cli/text.h"
 #include "client/cli/verbs.h"
 #include "common/base/status.h"
 #include "common/source/open.h"
+#include "common/wire/layout.h"
 
 namespace ckptd::cli {
 namespace {
@@ -40,31 +41,46 @@ ModelWay ChooseWay(const std::string& comm, ModelReaders readers, const Hardware
   return far && hardware.network > 0 ? ModelWay::kNccl : ModelWay::kDirect;
 }
 
-absl::StatusOr<LoadPrediction> Predict(const Options& options, const PlanSummary& plan) {
+absl::StatusOr<LoadPrediction> Predict(const Options& options, const v1::PlanLoadResponse& plan) {
   CKPTD_ASSIGN_OR_RETURN(const Hardware hardware, FindHardware(options.hardware));
   LoadShape shape;
-  shape.storage_bytes = plan.storage_bytes;
-  shape.distinct_bytes = plan.distinct_bytes;
-  for (const RankBytes& rank : plan.ranks) shape.rank_bytes.push_back(rank.tensor_bytes);
+  shape.storage_bytes = plan.storage_bytes();
+  shape.distinct_bytes = plan.distinct_bytes();
+  for (const v1::RankPlan& rank : plan.ranks()) shape.rank_bytes.push_back(rank.tensor_bytes());
   const ModelReaders readers = options.reader == "all"        ? ModelReaders::kAll
                                : options.reader == "per_node" ? ModelReaders::kPerNode
                                                               : ModelReaders::kRank0;
   return PredictLoad(hardware, shape,
                      options.cached ? ModelSource::kPageCache : ModelSource::kStorage, readers,
-                     ChooseWay(options.comm, readers, hardware, plan.ranks.size()));
+                     ChooseWay(options.comm, readers, hardware, shape.rank_bytes.size()));
 }
 
-void PrintPrediction(const Options& options, const LoadPrediction& prediction, std::ostream& out) {
-  const std::string bound = prediction.stages.empty()
+void AddPrediction(const LoadPrediction& prediction, PlanOutput& out) {
+  PlanOutput::Prediction& added = *out.mutable_prediction();
+  added.set_seconds(prediction.seconds);
+  added.set_comm(prediction.way == ModelWay::kNccl ? "nccl" : "host");
+  for (const ModelStage& one : prediction.stages) {
+    PlanOutput::Stage& stage = *added.add_stages();
+    stage.set_stage(one.stage);
+    stage.set_where(one.where);
+    stage.set_bytes(one.bytes);
+    stage.set_bytes_per_second(one.rate);
+    stage.set_seconds(one.seconds);
+  }
+}
+
+void PrintPrediction(const Options& options, const PlanOutput::Prediction& prediction,
+                     std::ostream& out) {
+  const std::string bound = prediction.stages().empty()
                                 ? "nothing: there are no bytes"
-                                : fmt::format("{}, {}", prediction.stages.front().stage,
-                                              prediction.stages.front().where);
+                                : fmt::format("{}, {}", prediction.stages(0).stage(),
+                                              prediction.stages(0).where());
   out << '\n';
   PrintFields({{"predicted on", options.hardware + " (a model, not a measurement)"},
-               {"between ranks", prediction.way == ModelWay::kNccl
+               {"between ranks", prediction.comm() == "nccl"
                                      ? "NCCL"
                                      : "mapped memory, streams to other hosts"},
-               {"load", HumanDuration(std::chrono::duration<double>(prediction.seconds))},
+               {"load", HumanDuration(Seconds(prediction.seconds()))},
                {"bound by", bound}},
               out);
   Table stages({{"STAGE"},
@@ -72,52 +88,53 @@ void PrintPrediction(const Options& options, const LoadPrediction& prediction, s
                 {"BYTES", Table::Align::kRight},
                 {"RATE", Table::Align::kRight},
                 {"TAKES", Table::Align::kRight}});
-  for (const ModelStage& stage : prediction.stages) {
-    stages.AddRow({stage.stage, stage.where, HumanBytes(stage.bytes), HumanRate(stage.rate),
-                   HumanDuration(std::chrono::duration<double>(stage.seconds))});
+  for (const PlanOutput::Stage& stage : prediction.stages()) {
+    stages.AddRow({stage.stage(), stage.where(), HumanBytes(stage.bytes()),
+                   HumanRate(stage.bytes_per_second()), HumanDuration(Seconds(stage.seconds()))});
   }
   out << '\n';
   stages.Print(out);
 }
 
 // from_one: rank 0 reads for all. Only then is the number of received bytes known.
-void PrintPlan(const OfflinePlan& plan, bool from_one, std::ostream& out) {
-  const PlanSummary& summary = plan.summary;
-  PrintFields({{"read from storage", HumanBytes(summary.storage_bytes)},
-               {"largest rank", HumanBytes(summary.peak_rank_bytes)},
-               {"all ranks", HumanBytes(summary.total_slab_bytes)},
-               {"distinct shards", HumanBytes(summary.distinct_bytes)},
-               {"plan digest", summary.plan_digest}},
+void PrintPlan(const v1::PlanLoadResponse& plan, bool from_one, std::ostream& out) {
+  PrintFields({{"read from storage", HumanBytes(plan.storage_bytes())},
+               {"largest rank", HumanBytes(plan.peak_rank_bytes())},
+               {"all ranks", HumanBytes(plan.total_slab_bytes())},
+               {"distinct shards", HumanBytes(plan.distinct_bytes())},
+               {"plan digest", plan.plan_digest()}},
               out);
   Table ranks({{"RANK", Table::Align::kRight},
                {"MEMORY", Table::Align::kRight},
                {"TENSORS", Table::Align::kRight},
                {"TENSOR BYTES", Table::Align::kRight},
                {from_one ? "RECEIVED" : "", Table::Align::kRight}});
-  for (const RankBytes& rank : summary.ranks) {
-    ranks.AddRow({std::to_string(rank.rank), HumanBytes(rank.slab_bytes),
-                  std::to_string(rank.tensor_count), HumanBytes(rank.tensor_bytes),
-                  from_one ? HumanBytes(rank.received_bytes) : ""});
+  for (const v1::RankPlan& rank : plan.ranks()) {
+    ranks.AddRow({std::to_string(rank.rank()), HumanBytes(rank.slab_bytes()),
+                  std::to_string(rank.tensor_count()), HumanBytes(rank.tensor_bytes()),
+                  from_one ? HumanBytes(rank.received_bytes()) : ""});
   }
   out << '\n';
   ranks.Print(out);
   Table files({{"FILE"}, {"READ", Table::Align::kRight}});
-  for (const FileSize& file : summary.files) files.AddRow({file.path, HumanBytes(file.bytes)});
+  for (const v1::FilePlan& file : plan.files()) {
+    files.AddRow({file.path(), HumanBytes(file.read_bytes())});
+  }
   out << '\n';
   files.Print(out);
 }
 
-absl::StatusOr<OfflinePlan> Plan(const Options& options, const Context& context) {
+absl::StatusOr<PlanOutput> Plan(const Options& options, const Context& context) {
   CKPTD_ASSIGN_OR_RETURN(const std::string layout, ReadLayout(options.layout));
   CKPTD_ASSIGN_OR_RETURN(const DtypePolicy policy, ToDtypePolicy(options.dtype, options.keep_f32));
   if (!options.remote) return PlanOffline(options.path, layout, policy);
-  PlanRequest request;
-  CKPTD_ASSIGN_OR_RETURN(request.source, AbsolutePath(options.path));
+  v1::LoadSpec spec;
+  CKPTD_ASSIGN_OR_RETURN(*spec.mutable_source(), AbsolutePath(options.path));
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
-  request.layout = layout;
-  request.dtype_policy = policy;
-  OfflinePlan out;
-  CKPTD_ASSIGN_OR_RETURN(out.summary, client.Plan(request));
+  spec.mutable_layout()->set_rules(layout);
+  *spec.mutable_dtype_policy() = ToProto(policy);
+  PlanOutput out;
+  CKPTD_ASSIGN_OR_RETURN(*out.mutable_plan(), client.Plan(spec));
   return out;
 }
 
@@ -131,20 +148,18 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
   }
   // Mistakes in options are reported before a large checkpoint is planned.
   if (!options.hardware.empty()) CKPTD_RETURN_IF_ERROR(FindHardware(options.hardware).status());
-  CKPTD_ASSIGN_OR_RETURN(const OfflinePlan plan, Plan(options, context));
-  std::optional<LoadPrediction> prediction;
+  CKPTD_ASSIGN_OR_RETURN(PlanOutput plan, Plan(options, context));
   if (!options.hardware.empty()) {
-    CKPTD_ASSIGN_OR_RETURN(prediction, Predict(options, plan.summary));
+    CKPTD_ASSIGN_OR_RETURN(const LoadPrediction prediction, Predict(options, plan.plan()));
+    AddPrediction(prediction, plan);
   }
   if (context.json()) {
-    context.io.out << ToJson(plan.summary, plan.warnings,
-                             prediction.has_value() ? &*prediction : nullptr)
-                   << '\n';
+    CKPTD_RETURN_IF_ERROR(PrintJson(plan, context.io.out));
     return kExitFine;
   }
-  PrintPlan(plan, options.reader == "rank0", context.io.out);
-  if (prediction.has_value()) PrintPrediction(options, *prediction, context.io.out);
-  for (const std::string& warning : plan.warnings) context.Note("warning: " + warning);
+  PrintPlan(plan.plan(), options.reader == "rank0", context.io.out);
+  if (plan.has_prediction()) PrintPrediction(options, plan.prediction(), context.io.out);
+  for (const std::string& warning : plan.warnings()) context.Note("warning: " + warning);
   return kExitFine;
 }
 

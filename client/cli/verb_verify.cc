@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <string>
 #include <system_error>
+#include <vector>
 
 #include "client/cli/exit_codes.h"
-#include "client/cli/json_views.h"
+#include "client/cli/json.h"
 #include "client/cli/manifest_file.h"
 #include "client/cli/offline.h"
+#include "client/cli/output.pb.h"
 #include "client/cli/text.h"
 #include "client/cli/verbs.h"
 #include "common/base/digest.h"
@@ -36,13 +39,9 @@ struct Options {
 constexpr char kFilesAlone[] = "headers and sizes of the files";
 
 struct Verified {
-  std::string what;
-  std::string how;
-  VerifyResult result;
-  std::vector<ManifestDifference> differences;  // each mismatch
-  bool compared = true;                         // false: there was nothing to compare with
-  int32_t world_size = 1;                       // of the group that holds it
-  std::vector<std::string> remarks = {};        // about files, as from OpenWithRemarks
+  VerifyOutput output;
+  bool compared = true;    // false: there was nothing to compare with
+  int32_t world_size = 1;  // of the group that holds it
 };
 
 // A path starts with a slash, or has a file after one. A checkpoint's name has no slash, except
@@ -55,10 +54,19 @@ bool IsPath(const std::string& target) {
          std::filesystem::path(target).extension() == ".safetensors";
 }
 
-std::string TextOf(const ManifestDifference& difference) {
-  if (difference.tensor.empty()) return fmt::format("{}: {}", difference.file, difference.what);
-  if (difference.file.empty()) return fmt::format("{}: {}", difference.tensor, difference.what);
-  return fmt::format("{} in {}: {}", difference.tensor, difference.file, difference.what);
+std::string TextOf(const VerifyOutput::Difference& one) {
+  if (one.tensor().empty()) return fmt::format("{}: {}", one.file(), one.what());
+  if (one.file().empty()) return fmt::format("{}: {}", one.tensor(), one.what());
+  return fmt::format("{} in {}: {}", one.tensor(), one.file(), one.what());
+}
+
+void AddDifference(const std::string& tensor, const std::string& file, const std::string& what,
+                   VerifyOutput& out) {
+  VerifyOutput::Difference& added = *out.add_differences();
+  added.set_tensor(MessageText(tensor));
+  added.set_file(MessageText(file));
+  added.set_what(MessageText(what));
+  out.add_mismatched(tensor.empty() ? added.file() : added.tensor());
 }
 
 // Host memory is checked in place. A tensor in device memory is copied to the host first.
@@ -76,11 +84,12 @@ absl::StatusOr<bool> IsIntact(const Shard& shard, const ShardTensor& tensor) {
 }
 
 // Computes the digests over the bytes that this process has mapped.
-absl::StatusOr<VerifyResult> VerifyAttached(Client& client, const std::string& name) {
+absl::StatusOr<v1::VerifyCheckpointResponse> VerifyAttached(Client& client,
+                                                            const std::string& name) {
   CKPTD_ASSIGN_OR_RETURN(const Shard shard, client.Acquire(name));
-  VerifyResult result;
-  CKPTD_ASSIGN_OR_RETURN(const CheckpointInfo info, client.Get(name));
-  result.rank = info.rank;
+  v1::VerifyCheckpointResponse out;
+  CKPTD_ASSIGN_OR_RETURN(const v1::Checkpoint checkpoint, client.Get(name));
+  out.set_rank(checkpoint.rank());
   for (const ShardTensor& tensor : shard.tensors()) {
     if (!tensor.digest.has_value()) {
       return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoDigests,
@@ -89,28 +98,31 @@ absl::StatusOr<VerifyResult> VerifyAttached(Client& client, const std::string& n
                                    name),
                        {{"checkpoint", name}});
     }
-    ++result.tensor_count;
-    result.bytes += tensor.bytes;
+    out.set_tensor_count(out.tensor_count() + 1);
+    out.set_bytes(out.bytes() + tensor.bytes);
     CKPTD_ASSIGN_OR_RETURN(const bool right, IsIntact(shard, tensor));
     if (right) continue;
-    result.mismatched.push_back(tensor.name);
-    result.files.emplace_back();  // a shard's table has no file names
+    out.add_mismatched(tensor.name);
+    out.add_files();  // a shard's table has no file names
   }
-  return result;
+  return out;
 }
 
-VerifyResult CountsOf(const CheckpointIndex& index) {
-  const SourceInfo source = ToSourceInfo(index);
-  VerifyResult result;
-  result.tensor_count = source.tensor_count;
-  result.bytes = source.tensor_bytes;
-  return result;
+Verified OfFiles(const std::string& path, const std::string& how, const OpenedCheckpoint& opened) {
+  Verified out;
+  out.output.set_verified(MessageText(path));
+  out.output.set_method(MessageText(how));
+  out.output.set_rank(-1);
+  out.output.set_tensor_count(opened.index.tensors.size());
+  out.output.set_bytes(BytesOf(opened.index));
+  for (const std::string& remark : opened.remarks) out.output.add_remarks(MessageText(remark));
+  return out;
 }
 
 absl::StatusOr<Verified> VerifyFiles(const std::string& path) {
   CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenNamed(path));
   CKPTD_RETURN_IF_ERROR(CheckUnchanged(opened.index));
-  return Verified{path, kFilesAlone, CountsOf(opened.index), {}, true, 1, opened.remarks};
+  return OfFiles(path, kFilesAlone, opened);
 }
 
 absl::StatusOr<Verified> CompareWithManifest(const Options& options) {
@@ -122,11 +134,10 @@ absl::StatusOr<Verified> CompareWithManifest(const Options& options) {
   }
   CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenNamed(options.target));
   CKPTD_ASSIGN_OR_RETURN(const Manifest now, MakeManifest(opened.index));
-  Verified out{options.target, "digests of all bytes, compared with " + options.manifest,
-               CountsOf(opened.index), Compare(*kept, now), true, 1, opened.remarks};
-  for (const ManifestDifference& difference : out.differences) {
-    out.result.mismatched.push_back(difference.tensor.empty() ? difference.file
-                                                              : difference.tensor);
+  Verified out =
+      OfFiles(options.target, "digests of all bytes, compared with " + options.manifest, opened);
+  for (const ManifestDifference& one : Compare(*kept, now)) {
+    AddDifference(one.tensor, one.file, one.what, out.output);
   }
   return out;
 }
@@ -146,8 +157,9 @@ absl::StatusOr<Verified> KeepManifest(const Options& options, Context& context) 
     CKPTD_ASSIGN_OR_RETURN(const std::string path, ManifestPath(index, target));
     CKPTD_RETURN_IF_ERROR(WriteWhole(path, ToJson(manifest)));
   }
-  return Verified{options.target, "digests of all bytes, written to " + target,
-                  CountsOf(index), {}, false, 1, opened.remarks};
+  Verified out = OfFiles(options.target, "digests of all bytes, written to " + target, opened);
+  out.compared = false;
+  return out;
 }
 
 absl::StatusOr<Verified> VerifyPath(const Options& options, Context& context) {
@@ -164,28 +176,29 @@ absl::StatusOr<Verified> VerifyLoaded(const Options& options, Context& context) 
   if (!options.manifest.empty() || !options.write_manifest.empty()) {
     return UsageError("a manifest is of files; name their path, not a checkpoint");
   }
-  Verified out;
-  out.what = CheckpointName(options.target);
+  const std::string name = CheckpointName(options.target);
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
-  if (options.attached) {
-    out.how = "digests over the memory mapped here";
-    CKPTD_ASSIGN_OR_RETURN(out.result, VerifyAttached(client, out.what));
-  } else {
-    out.how = "digests over the daemon's memory";
-    absl::StatusOr<VerifyResult> result =
-        client.Verify(out.what, context.TimeoutOr(kVerifyTimeout));
-    if (absl::IsNotFound(result.status()) && out.what != options.target) {
-      return WithContext(result.status(), fmt::format("there is no file {}", options.target));
-    }
-    CKPTD_ASSIGN_OR_RETURN(out.result, std::move(result));
+  const auto answer = options.attached
+                          ? VerifyAttached(client, name)
+                          : client.Verify(name, context.TimeoutOr(kVerifyTimeout));
+  if (!options.attached && absl::IsNotFound(answer.status()) && name != options.target) {
+    return WithContext(answer.status(), fmt::format("there is no file {}", options.target));
   }
-  for (size_t i = 0; i < out.result.mismatched.size(); ++i) {
-    out.differences.push_back(
-        {out.result.mismatched[i], out.result.files[i], "not the bytes that were loaded"});
+  CKPTD_RETURN_IF_ERROR(answer.status());
+  Verified out;
+  out.output.set_verified(name);
+  out.output.set_method(options.attached ? "digests over the memory mapped here"
+                                         : "digests over the daemon's memory");
+  out.output.set_rank(answer->rank());
+  out.output.set_tensor_count(answer->tensor_count());
+  out.output.set_bytes(answer->bytes());
+  for (int i = 0; i < answer->mismatched_size(); ++i) {
+    AddDifference(answer->mismatched(i), answer->files(i), "not the bytes that were loaded",
+                  out.output);
   }
   // The result is printed even if the checkpoint has been unloaded meanwhile.
-  const absl::StatusOr<CheckpointInfo> info = client.Get(out.what);
-  if (info.ok()) out.world_size = info->world_size;
+  const auto checkpoint = client.Get(name);
+  if (checkpoint.ok()) out.world_size = checkpoint->world_size();
   return out;
 }
 
@@ -197,62 +210,51 @@ std::string Listed(const std::vector<std::string>& names) {
   return list;
 }
 
-absl::Status Mismatch(const Verified& verified) {
+absl::Status Mismatch(const VerifyOutput& output) {
   std::vector<std::string> texts;
-  for (const ManifestDifference& one : verified.differences) texts.push_back(TextOf(one));
-  const int32_t rank = verified.result.rank;
-  const ManifestDifference& first = verified.differences.front();
-  Facts facts = {{"mismatched", std::to_string(verified.result.mismatched.size())}};
-  if (!first.file.empty()) facts["file"] = first.file;
-  if (!first.tensor.empty()) facts["tensor"] = first.tensor;
-  if (rank < 0) {
+  for (const VerifyOutput::Difference& one : output.differences()) texts.push_back(TextOf(one));
+  const VerifyOutput::Difference& first = output.differences(0);
+  Facts facts = {{"mismatched", std::to_string(output.mismatched_size())}};
+  if (!first.file().empty()) facts["file"] = first.file();
+  if (!first.tensor().empty()) facts["tensor"] = first.tensor();
+  if (output.rank() < 0) {
     return MakeError(absl::StatusCode::kDataLoss, reason::kDigestMismatch,
                      fmt::format("verifying {}: it differs from its manifest: {}; copy or download "
                                  "it again, or keep a new manifest if this was meant",
-                                 verified.what, Listed(texts)),
+                                 output.verified(), Listed(texts)),
                      facts);
   }
-  facts["checkpoint"] = verified.what;
-  facts["rank"] = std::to_string(rank);
+  facts["checkpoint"] = output.verified();
+  facts["rank"] = std::to_string(output.rank());
   return MakeError(absl::StatusCode::kDataLoss, reason::kDigestMismatch,
                    fmt::format("verifying {} on rank {}: its memory has changed: {}; unload it and "
                                "load it again",
-                               verified.what, rank, Listed(texts)),
+                               output.verified(), output.rank(), Listed(texts)),
                    facts);
 }
 
 // Files belong to no rank.
 std::string RankSuffix(int32_t rank) { return rank < 0 ? "" : fmt::format(" of rank {}", rank); }
 
-void Print(const Verified& verified, Context& context) {
-  const VerifyResult& result = verified.result;
-  if (context.json()) {
-    context.io.out << ToJson(result, verified.what, verified.how, verified.differences,
-                             verified.remarks)
-                   << '\n';
-  } else if (result.mismatched.empty()) {
-    if (context.globals.quiet) return;
-    context.io.out << Escape(fmt::format("{}{}: {}, {}: {}{}{}{}", verified.what,
-                                         RankSuffix(result.rank),
-                                         Counted(result.tensor_count, "tensor"),
-                                         HumanBytes(result.bytes), verified.how,
-                                         verified.compared ? " are right" : "",
-                                         verified.how == kFilesAlone
-                                             ? "; --manifest compares the bytes"
-                                             : "",
-                                         OtherRanks(verified.world_size)))
-                   << '\n';
-    PrintRemarks(verified.remarks, context.io.out);
-  } else {
-    for (const auto& difference : verified.differences) {
-      context.io.out << Escape(TextOf(difference)) << '\n';
-    }
+void PrintText(const Verified& verified, Context& context) {
+  const VerifyOutput& output = verified.output;
+  for (const VerifyOutput::Difference& one : output.differences()) {
+    context.io.out << Escape(TextOf(one)) << '\n';
   }
+  if (!output.ok() || context.globals.quiet) return;
+  context.io.out << Escape(fmt::format(
+                        "{}{}: {}, {}: {}{}{}{}", output.verified(), RankSuffix(output.rank()),
+                        Counted(output.tensor_count(), "tensor"), HumanBytes(output.bytes()),
+                        output.method(), verified.compared ? " are right" : "",
+                        output.method() == kFilesAlone ? "; --manifest compares the bytes" : "",
+                        OtherRanks(verified.world_size)))
+                 << '\n';
+  PrintRemarks({output.remarks().begin(), output.remarks().end()}, context.io.out);
 }
 
 absl::StatusOr<int> Run(const Options& options, Context& context) {
   const bool files = IsPath(options.target);
-  const absl::StatusOr<Verified> verified =
+  absl::StatusOr<Verified> verified =
       files ? VerifyPath(options, context) : VerifyLoaded(options, context);
   if (files && absl::IsDataLoss(verified.status())) {
     // Damaged files are what this verb looks for, so they have an exit code of their own.
@@ -260,9 +262,17 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
     return kExitMismatch;
   }
   CKPTD_RETURN_IF_ERROR(verified.status());
+  VerifyOutput& output = verified->output;
+  output.set_ok(output.differences().empty());
   // If the manifest is printed to stdout, nothing else is.
-  if (!IsStdout(options.write_manifest)) Print(*verified, context);
-  if (!verified->result.mismatched.empty()) return Mismatch(*verified);
+  if (!IsStdout(options.write_manifest)) {
+    if (context.json()) {
+      CKPTD_RETURN_IF_ERROR(PrintJson(output, context.io.out));
+    } else {
+      PrintText(*verified, context);
+    }
+  }
+  if (!output.ok()) return Mismatch(output);
   return kExitFine;
 }
 

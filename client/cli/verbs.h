@@ -32,12 +32,12 @@ void AddVersion(CLI::App& app, Context& context);
 CLI::App* AddVerb(CLI::App& app, const std::string& name, const std::string& description,
                   const std::string& footer);
 
-// Prints the fields of one checkpoint.
-void PrintCheckpoint(const CheckpointInfo& checkpoint, Context& context);
+// Prints the fields of one checkpoint. Errors: those of PrintJson.
+absl::Status PrintCheckpoint(const v1::Checkpoint& checkpoint, Context& context);
 
 // Follows a load with a progress display. Cancelled if Ctrl-C ended it.
-absl::StatusOr<CheckpointInfo> Follow(Client& client, const CheckpointInfo& checkpoint,
-                                      Timeout timeout, Context& context);
+absl::StatusOr<v1::Checkpoint> Follow(Client& client, const std::string& name, Timeout timeout,
+                                      Context& context);
 // Tells that the load continues. Returns the exit code of an interrupted run.
 int ReportInterrupted(const std::string& name, Context& context);
 

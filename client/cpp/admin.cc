@@ -1,16 +1,18 @@
 #include "client/cpp/admin.h"
 
+#include <google/protobuf/util/time_util.h>
+
 #include <utility>
 
 #include "ckptd/v1/admin_service.grpc.pb.h"
 #include "client/cpp/channel.h"
-#include "client/cpp/convert.h"
 #include "common/base/status.h"
 
 namespace ckptd {
 inline namespace client {
 namespace {
 
+using google::protobuf::util::TimeUtil;
 using Stub = v1::AdminService::Stub;
 
 }  // namespace
@@ -20,11 +22,11 @@ struct AdminClient::Impl {
       : connection(std::move(connected)), stub(connection.channel) {}
 
   template <typename Request, typename Response>
-  absl::Status Do(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                  const Request& request, Response& response, std::string_view doing,
-                  Timeout extra = Timeout(0)) {
-    return Call(connection, stub, method, request, response, doing,
-                connection.call_timeout + extra);
+  absl::StatusOr<Response> Do(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                                           Response*),
+                              const Request& request, std::string_view doing,
+                              Timeout extra = Timeout(0)) {
+    return Call(connection, stub, method, request, doing, connection.call_timeout + extra);
   }
 
   Connection connection;
@@ -43,65 +45,49 @@ absl::StatusOr<AdminClient> AdminClient::Connect(const ConnectOptions& options) 
   return AdminClient(std::make_unique<Impl>(std::move(connection)));
 }
 
-absl::StatusOr<AdminClient::Unloaded> AdminClient::Unload(const std::string& name, bool force,
-                                                          bool idle) {
+absl::StatusOr<v1::UnloadCheckpointResponse> AdminClient::Unload(const std::string& name,
+                                                                 bool force, bool idle) {
   v1::UnloadCheckpointRequest request;
   request.set_name(name);
   request.set_force(force);
   request.set_idle(idle);
-  v1::UnloadCheckpointResponse response;
-  CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::UnloadCheckpoint, request, response, "unloading " + name));
-  return Unloaded{response.freed_bytes(), response.cancelled()};
+  return impl_->Do(&Stub::UnloadCheckpoint, request, "unloading " + name);
 }
 
-absl::StatusOr<CheckpointInfo> AdminClient::Pin(const std::string& name, bool pinned) {
+absl::StatusOr<v1::Checkpoint> AdminClient::Pin(const std::string& name, bool pinned) {
   v1::PinCheckpointRequest request;
   request.set_name(name);
   request.set_pinned(pinned);
-  v1::PinCheckpointResponse response;
-  CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::PinCheckpoint, request, response, "pinning " + name));
-  return FromProto(response.checkpoint());
+  CKPTD_ASSIGN_OR_RETURN(v1::PinCheckpointResponse response,
+                         impl_->Do(&Stub::PinCheckpoint, request, "pinning " + name));
+  return std::move(*response.mutable_checkpoint());
 }
 
-absl::StatusOr<std::vector<LeaseInfo>> AdminClient::Leases() {
-  v1::ListLeasesResponse response;
-  CKPTD_RETURN_IF_ERROR(
-      impl_->Do(&Stub::ListLeases, v1::ListLeasesRequest(), response, "listing leases"));
-  std::vector<LeaseInfo> out;
-  for (const auto& lease : response.leases()) out.push_back(FromProto(lease));
-  return out;
+absl::StatusOr<v1::ListLeasesResponse> AdminClient::Leases() {
+  return impl_->Do(&Stub::ListLeases, v1::ListLeasesRequest(), "listing leases");
 }
 
-absl::StatusOr<DaemonInfo> AdminClient::Info() {
-  v1::GetDaemonInfoResponse response;
-  CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::GetDaemonInfo, v1::GetDaemonInfoRequest(), response,
-                                  "asking the daemon about itself"));
-  return FromProto(response);
+absl::StatusOr<v1::GetDaemonInfoResponse> AdminClient::Info() {
+  return impl_->Do(&Stub::GetDaemonInfo, v1::GetDaemonInfoRequest(),
+                   "asking the daemon about itself");
 }
 
-absl::StatusOr<uint32_t> AdminClient::Drain(std::optional<Timeout> wait) {
+absl::StatusOr<v1::DrainDaemonResponse> AdminClient::Drain(std::optional<Timeout> wait) {
   v1::DrainDaemonRequest request;
-  if (wait.has_value()) *request.mutable_timeout() = ToProto(*wait);
-  v1::DrainDaemonResponse response;
-  CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::DrainDaemon, request, response, "draining the daemon",
-                                  wait.value_or(Timeout(0))));
-  return response.remaining_leases();
+  if (wait.has_value()) {
+    *request.mutable_timeout() = TimeUtil::MillisecondsToDuration(wait->count());
+  }
+  return impl_->Do(&Stub::DrainDaemon, request, "draining the daemon", wait.value_or(Timeout(0)));
 }
 
-absl::StatusOr<AdminClient::Trimmed> AdminClient::Trim() {
-  v1::TrimMemoryResponse response;
-  CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::TrimMemory, v1::TrimMemoryRequest(), response,
-                                  "giving free memory back"));
-  return Trimmed{response.freed_bytes(), response.used_bytes(), response.lingering_bytes()};
+absl::StatusOr<v1::TrimMemoryResponse> AdminClient::Trim() {
+  return impl_->Do(&Stub::TrimMemory, v1::TrimMemoryRequest(), "giving free memory back");
 }
 
-absl::StatusOr<std::string> AdminClient::SetLogLevel(const std::string& level) {
+absl::StatusOr<v1::SetLogLevelResponse> AdminClient::SetLogLevel(const std::string& level) {
   v1::SetLogLevelRequest request;
   request.set_level(level);
-  v1::SetLogLevelResponse response;
-  CKPTD_RETURN_IF_ERROR(
-      impl_->Do(&Stub::SetLogLevel, request, response, "setting the log level"));
-  return response.previous_level();
+  return impl_->Do(&Stub::SetLogLevel, request, "setting the log level");
 }
 
 }  // namespace client

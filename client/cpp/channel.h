@@ -36,13 +36,16 @@ inline void SetDeadline(grpc::ClientContext& context, Timeout timeout) {
 
 // One unary call with a deadline. `doing` is the beginning of the error's sentence.
 template <typename Stub, typename Request, typename Response>
-absl::Status Call(const Connection& connection, Stub& stub,
-                  grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                  const Request& request, Response& response, std::string_view doing,
-                  Timeout timeout) {
+absl::StatusOr<Response> Call(const Connection& connection, Stub& stub,
+                              grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                                           Response*),
+                              const Request& request, std::string_view doing, Timeout timeout) {
   grpc::ClientContext context;
   SetDeadline(context, timeout);
-  return StatusFromGrpc((stub.*method)(&context, request, &response), doing, connection.address);
+  Response response;
+  const grpc::Status status = (stub.*method)(&context, request, &response);
+  if (!status.ok()) return StatusFromGrpc(status, doing, connection.address);
+  return response;
 }
 
 }  // namespace client

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <iterator>
+#include <map>
 #include <random>
 #include <utility>
 
@@ -35,6 +35,12 @@ std::string NewRequestId() {
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
 }
 
+// A path may hold any bytes, and a message only UTF-8.
+v1::LoadSpec Sendable(v1::LoadSpec spec) {
+  spec.set_source(TextOfPath(spec.source()));
+  return spec;
+}
+
 // All pages of one answer together have the time of one call.
 class Pages {
  public:
@@ -57,27 +63,25 @@ class Pages {
   int count_ = 0;
 };
 
-std::string RankList(const std::vector<int32_t>& ranks) {
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
-}
-
 // If a watch runs out of time, the error says what the load was waiting for.
-absl::Status WatchTimeout(const CheckpointInfo& last, const std::string& name, Timeout timeout) {
-  std::string what = fmt::format("it is {}", NameOf(last.state));
-  if (last.state == CheckpointState::kLoading) {
-    what = fmt::format("it is {}, {} of {} bytes", NameOf(last.progress.stage),
-                       last.progress.bytes_done, last.progress.bytes_total);
-    if (!last.progress.waiting_ranks.empty()) {
-      what += ", waiting for " + RankList(last.progress.waiting_ranks);
-      if (!last.progress.no_memory.empty()) what += fmt::format(" ({})", last.progress.no_memory);
-      if (!last.progress.conflict.empty()) what += fmt::format(" ({})", last.progress.conflict);
+absl::Status WatchTimeout(const v1::Checkpoint& last, const std::string& name, Timeout timeout) {
+  const v1::Progress& progress = last.progress();
+  std::string what = "it is " + NameOf(last.state());
+  if (last.state() == v1::Checkpoint::STATE_LOADING) {
+    what = fmt::format("it is {}, {} of {} bytes", NameOf(progress.stage()), progress.bytes_done(),
+                       progress.bytes_total());
+    if (progress.waiting_ranks_size() > 0) {
+      what += fmt::format(", waiting for rank{} {}", progress.waiting_ranks_size() == 1 ? "" : "s",
+                          fmt::join(progress.waiting_ranks(), ", "));
+      if (!progress.no_memory().empty()) what += fmt::format(" ({})", progress.no_memory());
+      if (!progress.conflict().empty()) what += fmt::format(" ({})", progress.conflict());
     }
   }
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                    fmt::format("watching {}: not finished after {} s, {}; the load goes on, watch "
                                "it again or look at the daemon's log",
                                name, timeout.count() / 1000, what),
-                   {{"checkpoint", name}, {"stage", std::string(NameOf(last.progress.stage))}});
+                   {{"checkpoint", name}, {"stage", NameOf(progress.stage())}});
 }
 
 // The pauses of one call. A cancellation ends them.
@@ -113,16 +117,18 @@ struct Client::Impl {
       : connection(std::move(connected)), stub(connection.channel) {}
 
   template <typename Request, typename Response>
-  absl::Status Do(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                  const Request& request, Response& response, std::string_view doing) {
-    return Call(connection, stub, method, request, response, doing, connection.call_timeout);
+  absl::StatusOr<Response> Do(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                                           Response*),
+                              const Request& request, std::string_view doing) {
+    return Call(connection, stub, method, request, doing, connection.call_timeout);
   }
   template <typename Request, typename Response>
-  absl::Status DoNext(Pages& pages,
-                      grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                      const Request& request, Response& response, std::string_view doing) {
+  absl::StatusOr<Response> DoNext(Pages& pages,
+                                  grpc::Status (Stub::*method)(grpc::ClientContext*,
+                                                               const Request&, Response*),
+                                  const Request& request, std::string_view doing) {
     CKPTD_ASSIGN_OR_RETURN(const Timeout left, pages.Next(doing));
-    return Call(connection, stub, method, request, response, doing, left);
+    return Call(connection, stub, method, request, doing, left);
   }
   Pages NewPages() const { return Pages(connection.call_timeout); }
   absl::StatusOr<ShardTable> FetchTable(const std::string& name, v1::AcquireShardResponse& first);
@@ -141,9 +147,9 @@ struct Client::Impl {
   }
 
   // Follows a load through the daemon's stream. Sets `last` to the latest state.
-  absl::Status Stream(const std::string& name, const WatchOptions& options, CheckpointInfo& last);
+  absl::Status Stream(const std::string& name, const WatchOptions& options, v1::Checkpoint& last);
   // The same by polling.
-  absl::Status Poll(const std::string& name, const WatchOptions& options, CheckpointInfo& last);
+  absl::Status Poll(const std::string& name, const WatchOptions& options, v1::Checkpoint& last);
 
   Connection connection;
   Stub stub;
@@ -170,59 +176,54 @@ absl::StatusOr<SourceInfo> Client::Inspect(const std::string& source) {
   request.set_source(TextOfPath(source));
   SourceInfo out;
   for (Pages pages = impl_->NewPages();;) {
-    v1::InspectCheckpointResponse page;
-    CKPTD_RETURN_IF_ERROR(impl_->DoNext(pages, &Stub::InspectCheckpoint, request, page,
-                                        "inspecting " + source));
+    CKPTD_ASSIGN_OR_RETURN(
+        const v1::InspectCheckpointResponse page,
+        impl_->DoNext(pages, &Stub::InspectCheckpoint, request, "inspecting " + source));
     CKPTD_RETURN_IF_ERROR(AppendSource(page, out));
     if (page.next_page_token().empty()) return out;
     request.set_page_token(page.next_page_token());
   }
 }
 
-absl::StatusOr<PlanSummary> Client::Plan(const PlanRequest& request) {
-  CKPTD_RETURN_IF_ERROR(CheckLayout(request.layout));
-  v1::PlanLoadResponse response;
-  CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::PlanLoad, ToProto(request), response,
-                                  "planning a load of " + request.source));
-  return FromProto(response);
+absl::StatusOr<v1::PlanLoadResponse> Client::Plan(const v1::LoadSpec& spec) {
+  v1::PlanLoadRequest request;
+  *request.mutable_spec() = Sendable(spec);
+  return impl_->Do(&Stub::PlanLoad, request, "planning a load of " + spec.source());
 }
 
-absl::StatusOr<DeviceMap> Client::Plan(const DeviceMapRequest& request) {
-  v1::PlanLoadResponse response;
-  CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::PlanLoad, ToProto(request), response,
-                                  "planning devices for " + request.source));
-  return FromProto(response.device_map());
+absl::StatusOr<v1::DeviceMap> Client::PlanDevices(const v1::PlanLoadRequest& request) {
+  v1::PlanLoadRequest sent = request;
+  *sent.mutable_spec() = Sendable(request.spec());
+  CKPTD_ASSIGN_OR_RETURN(
+      v1::PlanLoadResponse response,
+      impl_->Do(&Stub::PlanLoad, sent, "planning devices for " + request.spec().source()));
+  return std::move(*response.mutable_device_map());
 }
 
-absl::StatusOr<LoadResult> Client::Load(const LoadRequest& request) {
-  CKPTD_RETURN_IF_ERROR(CheckLayout(request.layout));
-  const std::string id = NewRequestId();
-  const v1::LoadCheckpointRequest message = ToProto(request, id);
-  const std::string doing = "loading " + request.source;
+absl::StatusOr<v1::LoadCheckpointResponse> Client::Load(const v1::LoadSpec& spec,
+                                                        const LoadOptions& options) {
+  v1::LoadCheckpointRequest request;
+  *request.mutable_spec() = Sendable(spec);
+  request.set_request_id(NewRequestId());
+  request.set_no_hold(!options.hold);
+  const std::string doing = "loading " + spec.source();
   const auto gone = std::chrono::system_clock::now() + impl_->connection.gone_timeout;
-  absl::Status status;
-  for (int attempt = 0; attempt < kLoadAttempts; ++attempt) {
-    v1::LoadCheckpointResponse response;
-    status = impl_->Do(&Stub::LoadCheckpoint, message, response, doing);
-    if (status.ok()) {
-      LoadResult out;
-      out.checkpoint = FromProto(response.checkpoint());
-      out.resident = response.resident();
-      out.differs.assign(response.differs().begin(), response.differs().end());
+  for (int attempt = 1;; ++attempt) {
+    auto response = impl_->Do(&Stub::LoadCheckpoint, request, doing);
+    if (response.ok() && options.hold) {
       MutexLock lock(impl_->mutex);
-      if (request.hold) impl_->load_ids[out.checkpoint.name] = id;
-      return out;
+      impl_->load_ids[response->checkpoint().name()] = request.request_id();
     }
-    if (ReasonOf(status) != reason::kDaemonUnreachable ||
+    if (response.ok() || attempt == kLoadAttempts ||
+        ReasonOf(response.status()) != reason::kDaemonUnreachable ||
         !impl_->connection.channel->WaitForConnected(gone)) {
-      break;
+      return response;
     }
   }
-  return status;
 }
 
 absl::Status Client::Impl::Stream(const std::string& name, const WatchOptions& options,
-                                  CheckpointInfo& last) {
+                                  v1::Checkpoint& last) {
   v1::WatchCheckpointRequest request;
   request.set_name(name);
   request.set_load_request_id(LoadIdOf(name));
@@ -234,7 +235,7 @@ absl::Status Client::Impl::Stream(const std::string& name, const WatchOptions& o
     const auto reader = stub.WatchCheckpoint(&context, request);
     v1::WatchCheckpointResponse response;
     while (reader->Read(&response)) {
-      last = FromProto(response.checkpoint());
+      last = response.checkpoint();
       if (options.on_update) options.on_update(last);
     }
     status = reader->Finish();
@@ -247,7 +248,7 @@ absl::Status Client::Impl::Stream(const std::string& name, const WatchOptions& o
 }
 
 absl::Status Client::Impl::Poll(const std::string& name, const WatchOptions& options,
-                                CheckpointInfo& last) {
+                                v1::Checkpoint& last) {
   const auto begun = std::chrono::steady_clock::now();
   Pauses pauses(options.cancel);
   v1::GetCheckpointRequest request;
@@ -256,49 +257,53 @@ absl::Status Client::Impl::Poll(const std::string& name, const WatchOptions& opt
     const auto left = options.timeout - std::chrono::duration_cast<Timeout>(
                                             std::chrono::steady_clock::now() - begun);
     if (left.count() <= 0) return WatchTimeout(last, name, options.timeout);
-    v1::GetCheckpointResponse response;
-    CKPTD_RETURN_IF_ERROR(Call(connection, stub, &Stub::GetCheckpoint, request, response,
-                               "watching " + name, std::min(left, connection.call_timeout)));
-    last = FromProto(response.checkpoint());
+    CKPTD_ASSIGN_OR_RETURN(const v1::GetCheckpointResponse response,
+                           Call(connection, stub, &Stub::GetCheckpoint, request,
+                                "watching " + name, std::min(left, connection.call_timeout)));
+    last = response.checkpoint();
     if (options.on_update) options.on_update(last);
-    if (last.state != CheckpointState::kLoading) return absl::OkStatus();
+    if (last.state() != v1::Checkpoint::STATE_LOADING) return absl::OkStatus();
     if (!pauses.Wait(std::min(left, kPollPeriod))) {
       return absl::CancelledError("watching " + name + ": cancelled");
     }
   }
 }
 
-absl::StatusOr<CheckpointInfo> Client::Watch(const std::string& name, const WatchOptions& options) {
-  CheckpointInfo last;
-  last.name = name;
+absl::StatusOr<v1::Checkpoint> Client::Watch(const std::string& name, const WatchOptions& options) {
+  v1::Checkpoint last;
+  last.set_name(name);
   absl::Status status = impl_->Stream(name, options, last);
   if (ReasonOf(status) == reason::kTooManyWaiting) status = impl_->Poll(name, options, last);
   CKPTD_RETURN_IF_ERROR(status);
-  if (last.state == CheckpointState::kLoading || last.state == CheckpointState::kUnspecified) {
+  if (last.state() == v1::Checkpoint::STATE_LOADING ||
+      last.state() == v1::Checkpoint::STATE_UNSPECIFIED ||
+      !v1::Checkpoint::State_IsValid(last.state())) {
     return BadAnswer(fmt::format("the watch of {} ended before the load did", name));
   }
   return last;
 }
 
-absl::StatusOr<CheckpointInfo> Client::Get(const std::string& name) {
+absl::StatusOr<v1::Checkpoint> Client::Get(const std::string& name) {
   v1::GetCheckpointRequest request;
   request.set_name(name);
-  v1::GetCheckpointResponse response;
-  CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::GetCheckpoint, request, response, "looking up " + name));
-  return FromProto(response.checkpoint());
+  CKPTD_ASSIGN_OR_RETURN(v1::GetCheckpointResponse response,
+                         impl_->Do(&Stub::GetCheckpoint, request, "looking up " + name));
+  return std::move(*response.mutable_checkpoint());
 }
 
-absl::StatusOr<std::vector<CheckpointInfo>> Client::List() {
+absl::StatusOr<v1::ListCheckpointsResponse> Client::List() {
   v1::ListCheckpointsRequest request;
-  std::vector<CheckpointInfo> out;
+  v1::ListCheckpointsResponse out;
   for (Pages pages = impl_->NewPages();;) {
-    v1::ListCheckpointsResponse page;
-    CKPTD_RETURN_IF_ERROR(
-        impl_->DoNext(pages, &Stub::ListCheckpoints, request, page, "listing checkpoints"));
-    for (const auto& checkpoint : page.checkpoints()) out.push_back(FromProto(checkpoint));
-    if (page.next_page_token().empty()) return out;
+    CKPTD_ASSIGN_OR_RETURN(
+        const v1::ListCheckpointsResponse page,
+        impl_->DoNext(pages, &Stub::ListCheckpoints, request, "listing checkpoints"));
+    out.MergeFrom(page);
     request.set_page_token(page.next_page_token());
+    if (request.page_token().empty()) break;
   }
+  out.clear_next_page_token();
+  return out;
 }
 
 absl::StatusOr<ShardTable> Client::Impl::FetchTable(const std::string& name,
@@ -309,9 +314,9 @@ absl::StatusOr<ShardTable> Client::Impl::FetchTable(const std::string& name,
   request.set_name(name);
   request.set_page_token(first.next_page_token());
   for (Pages pages = NewPages(); !request.page_token().empty();) {
-    v1::ListShardTensorsResponse page;
-    CKPTD_RETURN_IF_ERROR(DoNext(pages, &Stub::ListShardTensors, request, page,
-                                 "listing the tensors of " + name));
+    CKPTD_ASSIGN_OR_RETURN(
+        const v1::ListShardTensorsResponse page,
+        DoNext(pages, &Stub::ListShardTensors, request, "listing the tensors of " + name));
     CKPTD_RETURN_IF_ERROR(AppendTensors(page.tensors(), first.slab_bytes(), table));
     request.set_page_token(page.next_page_token());
   }
@@ -354,24 +359,22 @@ absl::StatusOr<Shard> Client::Impl::Map(const std::string& name,
 void Client::Impl::Release(const std::string& lease) {
   v1::ReleaseShardRequest request;
   request.set_lease(lease);
-  v1::ReleaseShardResponse response;
-  Call(connection, stub, &Stub::ReleaseShard, request, response, "releasing a lease",
-       kReleaseTimeout)
+  Call(connection, stub, &Stub::ReleaseShard, request, "releasing a lease", kReleaseTimeout)
       .IgnoreError();
 }
 
 absl::StatusOr<Shard> Client::Acquire(const std::string& name, const AcquireOptions& options) {
   v1::AcquireShardRequest request;
   request.set_name(name);
-  request.set_mode(ToProto(options.mode));
+  request.set_mode(static_cast<v1::AttachMode>(options.mode));
   request.set_load_request_id(impl_->LoadIdOf(name));
   request.add_accepted_kinds(v1::HANDLE_KIND_MEMFD);
   if (HasDeviceMemory()) {
     request.add_accepted_kinds(v1::HANDLE_KIND_VMM_FD);
     request.add_accepted_kinds(v1::HANDLE_KIND_CUDA_IPC);
   }
-  v1::AcquireShardResponse acquired;
-  CKPTD_RETURN_IF_ERROR(impl_->Do(&Stub::AcquireShard, request, acquired, "acquiring " + name));
+  CKPTD_ASSIGN_OR_RETURN(v1::AcquireShardResponse acquired,
+                         impl_->Do(&Stub::AcquireShard, request, "acquiring " + name));
   const std::string doing = "attaching to " + name;
   AttachRequest attach;
   absl::StatusOr<LeasedSegments> segments = impl_->Fetch(name, acquired, options, attach);
@@ -385,13 +388,17 @@ absl::StatusOr<Shard> Client::Acquire(const std::string& name, const AcquireOpti
   return shard;
 }
 
-absl::StatusOr<VerifyResult> Client::Verify(const std::string& name, Timeout timeout) {
+absl::StatusOr<v1::VerifyCheckpointResponse> Client::Verify(const std::string& name,
+                                                            Timeout timeout) {
   v1::VerifyCheckpointRequest request;
   request.set_name(name);
-  v1::VerifyCheckpointResponse response;
-  CKPTD_RETURN_IF_ERROR(Call(impl_->connection, impl_->stub, &Stub::VerifyCheckpoint, request,
-                             response, "verifying " + name, timeout));
-  return FromProto(response);
+  auto response = Call(impl_->connection, impl_->stub, &Stub::VerifyCheckpoint, request,
+                       "verifying " + name, timeout);
+  // An older daemon does not send the files.
+  while (response.ok() && response->files_size() < response->mismatched_size()) {
+    response->add_files();
+  }
+  return response;
 }
 
 std::string CheckpointName(std::string_view id_or_name) {

@@ -17,8 +17,7 @@ foreach(header IN ITEMS
     client/cpp/client.h client/cpp/device_memory.h client/cpp/shard.h client/cpp/types.h
     common/base/attach_mode.h common/base/digest.h common/base/handle_kind.h
     common/base/mutex.h common/base/posix.h common/base/reasons.h common/base/status.h
-    common/source/dtype.h common/source/index.h common/devices/device_map.h
-    common/layout/layout.h common/devices/module_tree.h)
+    common/layout/layout.h common/source/dtype.h common/source/index.h)
   cmake_path(GET header PARENT_PATH folder)
   cmake_path(GET header FILENAME name)
   install(FILES ${CMAKE_SOURCE_DIR}/${header} DESTINATION ${sdk_include}/${folder} COMPONENT sdk)
@@ -26,6 +25,12 @@ foreach(header IN ITEMS
     CONTENT "#pragma once\n#include \"@header@\"\n" @ONLY)
   install(FILES ${CMAKE_CURRENT_BINARY_DIR}/forward/${name} DESTINATION ${sdk_include}
     COMPONENT sdk)
+endforeach()
+
+# Calls take and answer messages: what protoc has made of them, for the protobuf of this build.
+foreach(message IN ITEMS admin_service checkpoint_service source types)
+  install(FILES ${CMAKE_BINARY_DIR}/proto/ckptd/v1/${message}.pb.h
+    DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ckptd/v1 COMPONENT sdk)
 endforeach()
 
 set(sdk_config ${CMAKE_INSTALL_LIBDIR}/cmake/ckptd)

@@ -62,8 +62,9 @@ def slowest(lines):
 
 def report_load(job, loaded):
     progress, nbytes = job.progress(loaded[0]["checkpoint"]), job.nbytes
-    transfer = next((s["seconds"] for s in progress["stages"] if s["stage"].upper() == "TRANSFERRING"), 0)
-    read, sent = int(progress["storage_bytes"]), int(progress["sent_bytes"])
+    transfer = next((float(s["duration"].rstrip("s")) for s in progress["stages"]
+                     if s["stage"] == "STAGE_TRANSFERRING"), 0)
+    read, sent = progress["read"]["storage_bytes"], progress["sent_bytes"]
     rate = f", placed at {nbytes / transfer / 1e9:.1f} GB/s" if transfer else ""
     print(f"  load            {slowest(loaded):8.3f} s    slowest of {job.ranks} ranks, call to usable parameters{rate}")
     print(f"  storage read    {read / nbytes:8.3f} x    the checkpoint's {gigabytes(nbytes)}, by rank 0 alone")
@@ -96,7 +97,8 @@ def report_again(job, again):
 def report_restored(job, again, seconds):
     """The first trainers took the memory and changed it; these have it anew from the host tier."""
     each = [job.progress(again[0]["checkpoint"], rank) for rank in range(job.ranks)]
-    read, restored = (sum(int(progress[what]) for progress in each) for what in ("storage_bytes", "restored_bytes"))
+    read = sum(progress["read"]["storage_bytes"] for progress in each)
+    restored = sum(progress["restored_bytes"] for progress in each)
     print(f"  loaded again    {seconds}")
     print(f"  storage read    {read / job.nbytes:8.3f} x    {gigabytes(restored)} came from the daemons' host tier")
     report_copies(again)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -44,6 +45,13 @@ def environment_of(run_dir, job) -> dict:
     """Of a trainer of that job."""
     return {**os.environ, "CKPTD_RUN_DIR": str(run_dir), "CKPTD_JOB": job,
             "CKPTD_ADDRESS": f"unix://{run_dir}/{job}/rank-{{rank}}.sock"}
+
+
+def parsed(text) -> dict:
+    """What ckptctl printed as JSON. There 64-bit integers are strings, because many programs read numbers as doubles."""
+    wide = re.compile(r"(.*_)?bytes(_total|_done)?")
+    return json.loads(text, object_hook=lambda found: {
+        key: int(value) if isinstance(value, str) and wide.fullmatch(key) else value for key, value in found.items()})
 
 
 class Daemons:
@@ -89,13 +97,13 @@ class Daemons:
 
     def info(self, rank):
         answer = self.ctl("--rank", str(rank), "info")
-        return json.loads(answer.stdout) if answer.returncode == 0 else None
+        return parsed(answer.stdout) if answer.returncode == 0 else None
 
     def json(self, *arguments):
         answer = self.ctl(*arguments)
         if answer.returncode != 0:
             raise Failure(f"ckptctl {' '.join(arguments)}: {answer.stderr.strip()}")
-        return json.loads(answer.stdout)
+        return parsed(answer.stdout)
 
     def stop(self):
         if self.process.poll() is None:

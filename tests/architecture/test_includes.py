@@ -56,7 +56,7 @@ ALLOWED = {
 # Third-party headers that only these folders may see.
 CONFINED = {
     re.compile(r"^grpcpp/"): ["server/rpc", "client/cpp"],
-    re.compile(r"^google/protobuf/"): ["server/rpc", "client/cpp"],
+    re.compile(r"^google/protobuf/"): ["server/rpc", "client/cpp", "client/cli"],
     re.compile(r"^spdlog/"): ["common/base"],
     re.compile(r"^CLI/"): ["server/daemon", "client/cli"],
     re.compile(r"^cuda"): ["common/cuda"],

@@ -179,8 +179,8 @@ void FuzzInspected(const AttachInput& input) {
     const absl::Status added = AppendSource(page, source);
     if (!added.ok()) return RequireGoodError(added);
   }
-  for (const SourceTensor& tensor : source.tensors) {
-    Require(tensor.file < source.files.size(), "files exist");
+  for (const TensorEntry& tensor : source.index.tensors) {
+    Require(tensor.pieces.front().file < source.index.files.size(), "files exist");
   }
 }
 

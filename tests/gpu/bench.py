@@ -121,7 +121,7 @@ def unload(group: Group, rank: Optional[int] = None) -> None:
     """Everything that is resident, on one rank or all."""
     for number in range(group.ranks) if rank is None else [rank]:
         for checkpoint in group.json("list", rank=number)["checkpoints"]:
-            if checkpoint["state"] == "ACTIVE":
+            if checkpoint["state"] == "STATE_ACTIVE":
                 group.json("unload", checkpoint["name"], "--force", rank=number)
 
 

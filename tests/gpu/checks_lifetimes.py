@@ -48,7 +48,7 @@ def exclusive(bench):
     assert (said["mode"], said["copied"], said["copied_bytes"]) == ("exclusive", {}, 0), said
     assert said["device"] == bench.uuid, said
     assert ask(program, "inside")["outside"] == 0
-    assert [c["state"] for c in group.json("list")["checkpoints"]] == ["TAKEN"]
+    assert [c["state"] for c in group.json("list")["checkpoints"]] == ["STATE_TAKEN"]
     assert int(group.info()["memory"]["used_bytes"]) == 0
     fine(ask(program, "compare"))
     bench.trained = ask(program, "train", steps=10 if bench.fake else 100)
@@ -138,7 +138,7 @@ def host_tier(bench):
         progress = group.json("get", said["name"])["progress"]
     assert sums[0] == sums[1]
     assert int(progress["restored_bytes"]) >= size * 0.99, progress
-    assert int(progress["storage_bytes"]) == 0, progress
+    assert int(progress["read"]["storage_bytes"]) == 0, progress
 
 
 @checks("unloading gives the memory back to the GPU")

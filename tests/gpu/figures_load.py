@@ -49,7 +49,8 @@ def best(rounds):
 def stages_ms(group):
     """stage -> milliseconds of the one load that is resident."""
     progress = group.json("list")["checkpoints"][0]["progress"]
-    return {each["stage"]: round(each["seconds"] * 1e3, 1) for each in progress["stages"]}
+    return {each["stage"].removeprefix("STAGE_"): round(float(each["duration"].rstrip("s")) * 1e3, 1)
+            for each in progress["stages"]}
 
 
 def make_source(bench):
@@ -189,7 +190,7 @@ def cold(bench):
         files.drop_from_page_cache(paths)
         found["ckptd"].append(json.loads(program.ask("go"))["seconds"])
         progress = group.json("list")["checkpoints"][0]["progress"]
-        past.append(int(progress.get("direct_bytes", 0)) / total)
+        past.append(int(progress["read"]["direct_bytes"]) / total)
         found["floor"].append(floor(bench, "direct", paths))
     if min(past) < 0.9 and not bench.fake:
         raise NotShown(f"the page cache could not be emptied: {min(past):.0%} came past it")

@@ -104,5 +104,5 @@ class Bench:
     def unload(self):
         for rank in range(self.group.ranks):
             for checkpoint in self.group.json("list", rank=rank)["checkpoints"]:
-                if checkpoint["state"] == "ACTIVE":
+                if checkpoint["state"] == "STATE_ACTIVE":
                     self.group.json("unload", checkpoint["name"], rank=rank)

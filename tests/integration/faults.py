@@ -111,7 +111,7 @@ def stage_of(client, path):
 def unload_everywhere(group):
     for rank in range(group.ranks):
         for checkpoint in group.json("list", rank=rank)["checkpoints"]:
-            if checkpoint["state"] in ("ACTIVE", "TAKEN"):
+            if checkpoint["state"] in ("STATE_ACTIVE", "STATE_TAKEN"):
                 group.json("unload", checkpoint["name"], rank=rank)
 
 

@@ -85,6 +85,17 @@ def save_in_files(folder, tensors, count):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return str(folder)
 
+# Protobuf writes 64-bit integers as strings, because many programs read numbers as doubles.
+WIDE = re.compile(r"(.*_)?bytes(_total|_done)?|epoch|offset|tensor_count")
+
+
+def parsed(text):
+    """What ckptctl printed as JSON, with numbers to compute with."""
+    def with_numbers(found):
+        return {key: int(value) if isinstance(value, str) and WIDE.fullmatch(key) else value
+                for key, value in found.items()}
+    return json.loads(text, object_hook=with_numbers)
+
 
 class Group:
     def __init__(self, folder, ranks, *options, job="job", command=(), wrapper=(), environment=None):
@@ -150,7 +161,7 @@ class Group:
     def json(self, *arguments, rank=0):
         answer = self.ctl(*arguments, rank=rank)
         assert answer.returncode == 0, answer.stderr
-        return json.loads(answer.stdout)
+        return parsed(answer.stdout)
 
     def error(self, *arguments, rank=0):
         answer = self.ctl(*arguments, rank=rank)
@@ -160,7 +171,7 @@ class Group:
 
     def info(self, rank=0):
         answer = self.ctl("info", rank=rank)
-        return json.loads(answer.stdout) if answer.returncode == 0 else None
+        return parsed(answer.stdout) if answer.returncode == 0 else None
 
     def ready(self):
         infos = [self.info(rank) for rank in range(self.ranks)]

@@ -168,4 +168,4 @@ def wait_for_bytes(group, seconds=20):
 def transfer_seconds(group, name):
     """How long bytes moved."""
     stages = group.json("get", name)["progress"]["stages"]
-    return next(stage["seconds"] for stage in stages if stage["stage"] == "TRANSFERRING")
+    return next(float(one["duration"].rstrip("s")) for one in stages if one["stage"] == "STAGE_TRANSFERRING")

@@ -63,7 +63,7 @@ def load(bench, source, layout, *options, dtype=""):
     loaded = json.loads(answer.stdout)
     name = loaded.get("checkpoint", loaded)["name"]
     for rank in range(bench.group.ranks):
-        wait_until(lambda rank=rank: bench.group.json("get", name, rank=rank)["state"] == "ACTIVE", "the load to end")
+        wait_until(lambda rank=rank: bench.group.json("get", name, rank=rank)["state"] == "STATE_ACTIVE", "the load to end")
         assert bench.group.json("verify", name, rank=rank)["mismatched"] == []
     assert wrong_tensors(bench, source, name, layout, dtype) == []
     return bench.group.json("get", name)
@@ -88,15 +88,15 @@ def begin(bench, source, layout="fsdp:4"):
 
 def is_loading(bench, name):
     answer = bench.group.ctl("get", name)
-    return answer.returncode == 0 and json.loads(answer.stdout)["state"] == "LOADING"
+    return answer.returncode == 0 and json.loads(answer.stdout)["state"] == "STATE_LOADING"
 
 
 def failure(bench, name, since, rank=0):
     """How the load ended, in time."""
     def ended():
         found = bench.group.json("get", name, rank=rank)
-        return found if found["state"] != "LOADING" else None
+        return found if found["state"] != "STATE_LOADING" else None
     found = wait_until(ended, f"the load to end:\n{bench.group.log()}", LIMIT)
     assert time.monotonic() - since < LIMIT
-    assert found["state"] == "FAILED", found
+    assert found["state"] == "STATE_FAILED", found
     return found["failure"]

@@ -125,7 +125,7 @@ def test_a_client_that_does_not_name_the_kind_is_refused_with_what_to_try(cuda):
     bench = cuda(1)
     checkpoint = load(bench, handle="cuda_ipc")
     assert checkpoint.handle == "cuda_ipc"
-    assert bench.group.json("list")["checkpoints"][0]["handle_kind"] == "CUDA_IPC"
+    assert bench.group.json("list")["checkpoints"][0]["handle_kind"] == "HANDLE_KIND_CUDA_IPC"
     with ckptd.connect(bench.group.address(0)) as client:
         for kinds in ([], [1, 2]):
             with pytest.raises(ckptd.FailedPrecondition) as caught:

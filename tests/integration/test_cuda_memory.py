@@ -30,7 +30,7 @@ def test_trainers_take_the_memory_and_train_in_place(cuda, ranks):
         for loaded in trainers.loaded:
             assert loaded["mode"] == "exclusive" and loaded["copied"] == {} and loaded["copied_bytes"] == 0
         assert all(answer["same"] for answer in trainers.ask("compare"))
-        assert all(bench.state(rank) == ["TAKEN"] for rank in range(ranks))
+        assert all(bench.state(rank) == ["STATE_TAKEN"] for rank in range(ranks))
         # The daemons have nothing left: all that is held is the trainers'.
         assert all(int(bench.info(rank)["used_bytes"]) == 0 for rank in range(ranks))
         assert bench.held() > 0
@@ -103,7 +103,7 @@ def test_a_private_trainer_copies_once_says_so_and_leaves_the_daemon_s_as_it_was
     with bench.trainers("private") as trainers:
         assert all(loaded["copied_bytes"] > 0 for loaded in trainers.loaded)
         assert all(answer["same"] for answer in trainers.ask("train"))
-        assert [bench.state(rank) for rank in range(2)] == [["ACTIVE"], ["ACTIVE"]]
+        assert [bench.state(rank) for rank in range(2)] == [["STATE_ACTIVE"], ["STATE_ACTIVE"]]
         copies = bench.fake.calls("cuMemcpyDtoDAsync", result=0)
         assert sorted(line["pid"] for line in copies) == sorted(trainers.pids)
         trainers.ask("drop")
@@ -138,7 +138,7 @@ def test_what_a_killed_trainer_took_comes_back_from_the_host_tier(cuda):
         assert all(answer["same"] for answer in again.ask("compare"))
         for rank in range(2):
             newest = bench.group.json("list", rank=rank)["checkpoints"][0]["progress"]
-            assert int(newest["storage_bytes"]) == 0
+            assert int(newest["read"]["storage_bytes"]) == 0
             assert int(newest["restored_bytes"]) == int(newest["bytes_done"]) > 0
 
 

@@ -1,13 +1,12 @@
 """Device maps that ckptctl plans from a checkpoint beside accelerate's, of the same models on meta."""
 
-import json
 import random
 import subprocess
 
 import ckptd
 import pytest
 import torch
-from group import BINARIES
+from group import BINARIES, parsed
 
 accelerate = pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
@@ -124,7 +123,7 @@ def planned(path, way, memory, case, order=(), more=()):
     options = [part for name, values in lists for value in values for part in (name, value)]
     done = subprocess.run([BINARIES / "ckptctl", "--output", "json", "plan", path, "--device-map", way, "--max-memory",
                            limits, *options, *more], capture_output=True, text=True, timeout=60)
-    return json.loads(done.stdout) if done.returncode == 0 else None
+    return parsed(done.stdout) if done.returncode == 0 else None
 
 
 def inferred(model, way, memory, case, **dtypes):

@@ -107,7 +107,7 @@ def test_too_little_memory_is_refused_with_the_numbers_before_a_byte_is_read(sta
         assert (error.code, error.reason) == ("RESOURCE_EXHAUSTED", "NO_MEMORY")
         assert "12" in error.message and "8" in error.message, error.message
     failed = group.json("list", "--failed")["checkpoints"][0]
-    assert int(failed["progress"]["storage_bytes"]) == 0
+    assert int(failed["progress"]["read"]["storage_bytes"]) == 0
 
 
 def test_one_rank_s_error_reaches_the_clients_of_all_ranks(start, tmp_path):

@@ -113,7 +113,7 @@ def test_its_program_copies_a_private_shard_once_on_the_gpu(on_fake_gpus, kind):
         assert user.says.startswith(f"PRIVATE on {on_fake_gpus.uuid}, copied ")
         (copy,) = on_fake_gpus.copies(user)
         assert int(user.says.rpartition(" ")[2]) == copy["bytes"] > 0
-        assert on_fake_gpus.bench.state(RANK) == ["ACTIVE"]
+        assert on_fake_gpus.bench.state(RANK) == ["STATE_ACTIVE"]
         assert user.tensors() == on_fake_gpus.shard
         assert on_fake_gpus.leaks(user) == 0
 

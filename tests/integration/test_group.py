@@ -52,7 +52,7 @@ def test_only_the_rank_that_lost_its_shard_is_loaded_again(start, path):
     assert again.name == name and not again.resident
     progress = group.json("get", name, rank=2)["progress"]
     # Its third of the rows, nothing else.
-    assert int(progress["storage_bytes"]) == 5 * 11 * 17 * 4
+    assert int(progress["read"]["storage_bytes"]) == 5 * 11 * 17 * 4
 
 
 def shared_memory(pid):

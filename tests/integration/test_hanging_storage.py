@@ -21,7 +21,7 @@ def checkpoint_of(group, path):
 
 
 def failure_of(group, path):
-    return wait_until(lambda: checkpoint_of(group, path)["state"] == "FAILED" and checkpoint_of(group, path)["failure"],
+    return wait_until(lambda: checkpoint_of(group, path)["state"] == "STATE_FAILED" and checkpoint_of(group, path)["failure"],
                       f"the load of {path} to fail")
 
 

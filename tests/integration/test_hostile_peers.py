@@ -245,7 +245,7 @@ def test_two_jobs_on_one_host_do_not_see_each_other(start, tmp_path):
         for group in (a, b):
             assert [c["source"] for c in group.json("list")["checkpoints"]] == [paths[group.job]]
         a.kill(1)
-        assert b.json("list", rank=1)["checkpoints"][0]["state"] == "ACTIVE"
+        assert b.json("list", rank=1)["checkpoints"][0]["state"] == "STATE_ACTIVE"
 
 
 def test_a_token_that_was_not_shown_in_time_is_worthless_and_its_lease_ends(scene, unshown):

@@ -22,7 +22,7 @@ def test_every_rank_of_two_hosts_maps_its_rows_read_once(spread, source):
     group = spread([0, 0, 1, 1])
     name = check_rows(group, path, tensors, "fsdp:4")
     progress = group.json("get", name)["progress"]
-    assert int(progress["storage_bytes"]) == total(tensors)
+    assert int(progress["read"]["storage_bytes"]) == total(tensors)
     assert progress["streamed_ranks"] == [2, 3]
 
 
@@ -143,7 +143,7 @@ def test_storage_is_read_as_often_as_the_reader_policy_says(spread, source, poli
     assert (abs(beyond) < HEADER_READ + block).all(), beyond
     assert abs(beyond.sum()) < HEADER_READ * sum(share > 0 for share in shares), beyond
     progress = group.json("get", checkpoint.name)["progress"]
-    assert int(progress["storage_bytes"]) == sum(shares) * total(tensors)
+    assert int(progress["read"]["storage_bytes"]) == sum(shares) * total(tensors)
     assert int(progress["bytes_done"]) == int(progress["bytes_total"]) == 4 * total(tensors)
     assert progress["streamed_ranks"] == streamed
 
@@ -167,7 +167,7 @@ def test_what_members_read_is_seen_by_all_while_they_read(spread, network, big):
         """Only rank 1 sends bytes to rank 0, and only it says so."""
         (checkpoint,) = group.json("list", rank=rank)["checkpoints"] or [{"progress": {}}]
         now = checkpoint["progress"]
-        assert checkpoint.get("state", "LOADING") == "LOADING", checkpoint
+        assert checkpoint.get("state", "STATE_LOADING") == "STATE_LOADING", checkpoint
         return now if now.get("streamed_ranks") == [0, 1] and int(now["bytes_done"]) else None
 
     wait_for_bytes(group)

@@ -56,7 +56,7 @@ def test_what_belongs_on_the_daemon_s_gpu_is_its_memory_and_is_taken(device, gro
     assert placed(held) == set(held)
     assert held["scale"].dtype == torch.bfloat16 and torch.equal(held["mask"], numbers()["mask"])
     assert len(memory.fake.calls("cuMemcpyDtoDAsync")) == copies
-    assert group.json("list")["checkpoints"][0]["state"] == "TAKEN"
+    assert group.json("list")["checkpoints"][0]["state"] == "STATE_TAKEN"
 
 
 @pytest.mark.parametrize("device", [lambda n: n + 1, lambda n: f"cuda:{n + 1}", lambda n: "cpu", lambda n: "disk"],

@@ -95,7 +95,7 @@ def test_daemons_that_are_to_be_kept_answer_when_the_main_job_has_ended(job):
         assert code == 0, err
         info = subprocess.run([BINARIES / "ckptctl", "--output", "json", "list"], capture_output=True, text=True,
                               env={**clean_environment(), "CKPTD_ADDRESS": address}, timeout=30)
-        assert info.returncode == 0 and '"ACTIVE"' in info.stdout, info.stdout + info.stderr
+        assert info.returncode == 0 and '"STATE_ACTIVE"' in info.stdout, info.stdout + info.stderr
     finally:
         os.kill(int(pid), signal.SIGTERM)
         wait_until(lambda: not os.path.exists(address.replace("{rank}", "0").removeprefix("unix://")),

@@ -205,7 +205,7 @@ class Storm:
         """Also what was in flight and has come through."""
         for rank in range(RANKS):
             for checkpoint in self.group.json("list", rank=rank)["checkpoints"]:
-                if checkpoint["state"] == "ACTIVE":
+                if checkpoint["state"] == "STATE_ACTIVE":
                     self.group.json("unload", checkpoint["name"], rank=rank)
 
     def is_empty(self):

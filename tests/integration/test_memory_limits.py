@@ -55,7 +55,7 @@ def test_a_load_that_cannot_fit_is_refused_before_anything_is_evicted(start, tmp
         with client.acquire(leased):
             error = refused(client, sparse(tmp_path / "large.safetensors", mebibytes * MIB))
             assert str(24 * MIB) in error.message
-            names = {c["name"] for c in group.json("list")["checkpoints"] if c["state"] == "ACTIVE"}
+            names = {c["name"] for c in group.json("list")["checkpoints"] if c["state"] == "STATE_ACTIVE"}
             assert names == {leased.name, idle.name}
             assert attaches(client, idle)
 
@@ -240,7 +240,7 @@ def cuda_load(bench, path, rank=0):
 def assert_holds(bench, paths, others=0):
     """Those checkpoints and no others, and no memory but theirs and that of other programs."""
     rank_0 = bench.group.json("list")["checkpoints"]
-    active = {c["source"] for c in rank_0 if c["state"] == "ACTIVE"}
+    active = {c["source"] for c in rank_0 if c["state"] == "STATE_ACTIVE"}
     assert active == set(paths), rank_0
     used = sum(int(bench.info(rank)["used_bytes"]) for rank in range(bench.group.ranks))
     assert bench.held() == used + others
@@ -251,7 +251,7 @@ def test_a_gpu_that_others_have_filled_refuses_until_they_let_go(cuda, tmp_path)
     bench = cuda(1, gpu_bytes=32 * MIB)
     kept = sparse(tmp_path / "kept.safetensors", 3 * MIB)
     large = sparse(tmp_path / "large.safetensors", 12 * MIB)
-    assert cuda_load(bench, kept)["checkpoint"]["state"] == "ACTIVE"
+    assert cuda_load(bench, kept)["checkpoint"]["state"] == "STATE_ACTIVE"
     with Program(OCCUPIER, 20 * MIB, environment=bench.client_environment) as other:
         assert other.hear() == "0"
         error = cuda_load(bench, large)["error"]
@@ -259,7 +259,7 @@ def test_a_gpu_that_others_have_filled_refuses_until_they_let_go(cuda, tmp_path)
         assert f"{8 * MIB} bytes are free on the GPU" in error["message"]
         # Nor is anything evicted: it could not have helped.
         assert_holds(bench, [kept], others=20 * MIB)
-    assert cuda_load(bench, large)["checkpoint"]["state"] == "ACTIVE"
+    assert cuda_load(bench, large)["checkpoint"]["state"] == "STATE_ACTIVE"
     assert_holds(bench, [kept, large])
 
 
@@ -267,7 +267,7 @@ def test_a_budget_that_has_no_room_for_whole_allocations_costs_no_resident_check
     # The driver gives memory in steps of 2 MiB: of these, six do not fit, though the bytes would.
     bench = cuda(1, daemon=("--memory-budget", str(11 * MIB)))
     kept, large = sparse(tmp_path / "kept.safetensors", 3 * MIB), sparse(tmp_path / "large.safetensors", 10 * MIB)
-    assert cuda_load(bench, kept)["checkpoint"]["state"] == "ACTIVE"
+    assert cuda_load(bench, kept)["checkpoint"]["state"] == "STATE_ACTIVE"
     assert cuda_load(bench, large)["error"]["reason"] == "NO_MEMORY"
     assert_holds(bench, [kept])
 
@@ -281,7 +281,7 @@ def test_what_must_stay_on_a_gpu_counts_in_whole_allocations_too(cuda, tmp_path)
         for name, mebibytes in [("pinned", 3), ("idle", 1), ("large", 7)]
     )
     bench.group.json("pin", cuda_load(bench, pinned)["checkpoint"]["name"])
-    assert cuda_load(bench, idle)["checkpoint"]["state"] == "ACTIVE"
+    assert cuda_load(bench, idle)["checkpoint"]["state"] == "STATE_ACTIVE"
     assert cuda_load(bench, large)["error"]["reason"] == "NO_MEMORY"
     assert_holds(bench, [pinned, idle])
 
@@ -321,7 +321,7 @@ def test_a_driver_that_fails_in_the_middle_of_an_allocation_leaves_nothing_of_it
     error = cuda_load(bench, paths[1])["error"]
     assert error["reason"] == reason and time.monotonic() - began < SOON, error
     # The next load finds the daemons as they were.
-    assert cuda_load(bench, paths[2])["checkpoint"]["state"] == "ACTIVE"
+    assert cuda_load(bench, paths[2])["checkpoint"]["state"] == "STATE_ACTIVE"
     assert_holds(bench, [paths[0], paths[2]])
 
 
@@ -333,5 +333,5 @@ def test_room_between_shards_that_stay_is_used_as_one(cuda, tmp_path):
         bench.group.json("unload", name)
     # Three times 4 MiB were given back, no two of them side by side.
     large = sparse(tmp_path / "large.safetensors", 15 * MIB)
-    assert cuda_load(bench, large)["checkpoint"]["state"] == "ACTIVE"
+    assert cuda_load(bench, large)["checkpoint"]["state"] == "STATE_ACTIVE"
     assert_holds(bench, [*small[1::2], large])

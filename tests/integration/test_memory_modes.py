@@ -44,7 +44,7 @@ def test_an_exclusive_client_takes_the_memory_and_the_next_load_reads_again(star
         checkpoint = client.load(path, layout="fsdp:1", mode="exclusive")
         with client.acquire(checkpoint, "exclusive") as shard:
             words(shard)[0] = 5.0
-            assert group.json("get", checkpoint.name)["state"] == "TAKEN"
+            assert group.json("get", checkpoint.name)["state"] == "STATE_TAKEN"
             with pytest.raises(ckptd.Error) as caught:
                 client.acquire(checkpoint)
             assert caught.value.reason == "TAKEN"

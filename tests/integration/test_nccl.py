@@ -45,7 +45,7 @@ def test_storage_is_read_once_and_each_slice_sent_once(cuda, tmp_path, layout, r
     bench = cuda(4, daemon=(*NCCL, "--reader", reader), nccl={})
     source, state = sample(tmp_path)
     checkpoint = load(bench, source, layout)
-    assert int(checkpoint["progress"]["storage_bytes"]) == tensor_bytes(state)
+    assert int(checkpoint["progress"]["read"]["storage_bytes"]) == tensor_bytes(state)
     copies = {"fsdp:4": 1, "hsdp:2x2": 2, "replicate:4": 4}[layout]
     received = exchanged(bench, "ncclRecv")
     if layout == "replicate:4":
@@ -76,7 +76,7 @@ def test_a_large_tensor_that_all_ranks_hold_whole_is_read_once_and_broadcast(cud
     rules = tmp_path / "layout.json"
     rules.write_text(json.dumps(layout))
     checkpoint = load(bench, source, f"@{rules}")
-    assert int(checkpoint["progress"]["storage_bytes"]) == tensor_bytes(state)
+    assert int(checkpoint["progress"]["read"]["storage_bytes"]) == tensor_bytes(state)
     of_whole = sum(state[name].numel() * 4 for name in whole)
     # Each rank is asked for each of its parts.
     assert sum(line["bytes"] for line in exchanged(bench, "ncclBroadcast")) == 4 * of_whole

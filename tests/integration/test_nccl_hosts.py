@@ -99,7 +99,7 @@ def test_readers_that_share_the_work_send_in_streams_where_a_rank_has_no_nccl(sp
     bench = spread("--reader", "all", comm=(), rank_2=("--comm", "host"))
     source, state = sample(tmp_path)
     checkpoint = load(bench, source, "fsdp:4")
-    assert int(checkpoint["progress"]["storage_bytes"]) == tensor_bytes(state)
+    assert int(checkpoint["progress"]["read"]["storage_bytes"]) == tensor_bytes(state)
     assert not exchanged(bench)
     assert "send in streams: rank 2 has" in bench.group.log()
 
@@ -112,7 +112,7 @@ def test_left_to_themselves_daemons_send_in_streams_once_nccl_could_not_begin(sp
     answer = bench.group.ctl("load", source, "--layout", "fsdp:4")
     assert answer.returncode == 1 and "NCCL" in answer.stderr, answer.stderr
     bench.nccl.script()
-    assert int(load(bench, source, "fsdp:4")["progress"]["storage_bytes"]) == tensor_bytes(state)
+    assert int(load(bench, source, "fsdp:4")["progress"]["read"]["storage_bytes"]) == tensor_bytes(state)
     assert not exchanged(bench)
     assert "nothing was exchanged by NCCL; until the group changes, loads go in streams" in bench.group.log()
     bench.group.restart(3)
@@ -127,7 +127,7 @@ def test_ranks_that_nccl_never_joins_though_their_daemons_answer_hear_so_and_sen
     assert answer.returncode == 1 and '"reason":"NCCL_FAILED"' in answer.stderr, answer.stderr
     assert "all daemons answer rank 0" in answer.stderr and "CKPTD_NCCL_SOCKET_IFNAME" in answer.stderr
     bench.nccl.script()
-    assert int(load(bench, source, "fsdp:4")["progress"]["storage_bytes"]) == tensor_bytes(state)
+    assert int(load(bench, source, "fsdp:4")["progress"]["read"]["storage_bytes"]) == tensor_bytes(state)
     assert not exchanged(bench)
 
 
@@ -166,7 +166,7 @@ def test_storage_is_read_once_and_only_what_a_host_needs_crosses_to_it(spread, n
     checkpoint = load(bench, source, "fsdp:4")
     crossed = network.bytes_received(1) - before
     size = tensor_bytes(state)
-    assert int(checkpoint["progress"]["storage_bytes"]) == size
+    assert int(checkpoint["progress"]["read"]["storage_bytes"]) == size
     # Headers of packets, and what the daemons tell each other.
     assert size * least <= crossed <= size * most * 1.05 + 400_000
 

@@ -55,7 +55,7 @@ def test_every_reader_finds_it_whatever_way_of_reading_is_asked_for(tmp_path, of
                 turned = torch.arange(60.0).reshape(6, 10).t().contiguous().chunk(2)[rank]
                 assert bytes(shard.tensors["turned"].buffer) == turned.numpy().tobytes()
         progress = group.json("list")["checkpoints"][0]["progress"]
-        assert int(progress["storage_bytes"]) == 300_001 * 4 + 240 and int(progress["mapped_bytes"]) == 0
+        assert int(progress["read"]["storage_bytes"]) == 300_001 * 4 + 240 and int(progress["read"]["mapped_bytes"]) == 0
 
 
 def test_a_trainer_that_is_killed_while_it_is_read_is_an_error_that_names_its_file(tmp_path, offer):

@@ -39,7 +39,7 @@ def test_what_is_asked_for_while_it_is_read_by_rule_is_read_once(start, tmp_path
             return client.load(path, layout=layout, timeout=60)
 
     ruled = group.json("load", path, "--layout", "replicate:2", "--no-wait")["checkpoint"]
-    assert ruled["state"] == "LOADING"
+    assert ruled["state"] == "STATE_LOADING"
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         stated = list(pool.map(load, range(2)))
     assert [(one.resident, one.served_from) for one in stated] == [(True, ruled["name"])] * 2

@@ -69,7 +69,7 @@ def test_what_is_not_cached_is_read_past_the_page_cache(tmp_path, large):
         mapped, direct, buffered = read(group, large)
         assert direct > 0.9 * (mapped + direct + buffered)
         name = group.json("list")["checkpoints"][0]["name"]
-        assert int(group.json("get", name)["progress"]["direct_bytes"]) == direct
+        assert int(group.json("get", name)["progress"]["read"]["direct_bytes"]) == direct
         shown = subprocess.run([BINARIES / "ckptctl", "get", name], env=group.environment, capture_output=True,
                                text=True, timeout=20, check=True)
         assert "past the page cache" in shown.stdout, shown.stdout

@@ -95,9 +95,9 @@ def test_a_load_is_not_resident_before_every_rank_can_attach(start, model, lose)
     # The others keep theirs, and the files are read for the third rank alone.
     for rank, was in enumerate(before):
         now = group.json("get", loaded.name, rank=rank)
-        assert (now["active_time"], now["state"]) == (was["active_time"], "ACTIVE")
+        assert (now["active_time"], now["state"]) == (was["active_time"], "STATE_ACTIVE")
     filled = group.json("get", loaded.name, rank=2)["progress"]
-    assert int(filled["storage_bytes"]) == sum(
+    assert int(filled["read"]["storage_bytes"]) == sum(
         len(as_bytes(rows(t, 2, RANKS))) for t in tensors.values()
     )
     for rank in range(RANKS):

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-#include "common/devices/load_model.h"
+#include "client/cli/load_model.h"
 #include "common/source/index.h"
 
 namespace ckptd {

@@ -69,7 +69,7 @@ def load(group, path, size):
     with ckptd.connect(group.address(1)) as client:
         name = client.load(path, layout="replicate:2").name
     # One rank knows before the other.
-    wait_until(lambda: all(group.json("get", name, rank=rank)["state"] == "ACTIVE" for rank in (0, 1)), "both ranks")
+    wait_until(lambda: all(group.json("get", name, rank=rank)["state"] == "STATE_ACTIVE" for rank in (0, 1)), "both ranks")
     progress = group.json("get", name)["progress"]
     assert progress["streamed_ranks"] == [1], progress
     seconds = transfer_seconds(group, name)

@@ -110,7 +110,7 @@ class Rank:
             info = subprocess.run([self.spec["ckptctl"], "--output", "json", "--rank", str(self.rank), "info"],
                                   capture_output=True, text=True, check=True, timeout=PATIENCE)
             memory = json.loads(info.stdout)["memory"]
-            if memory["arena_bytes"] >= memory["arena_target_bytes"]:
+            if int(memory["arena_bytes"]) >= int(memory["arena_target_bytes"]):
                 return
             time.sleep(0.05)
         raise TimeoutError(f"the arena was not whole again after {PATIENCE} s: {memory}")

@@ -92,8 +92,8 @@ def cold(table, found):
 
 
 def counted(table, progress, nbytes, ranks):
-    table.at_most("storage bytes read / S", int(progress["storage_bytes"]) / nbytes, 1.0, "S")
-    table.at_most("bytes sent to other ranks / S", int(progress["sent_bytes"]) / nbytes,
+    table.at_most("storage bytes read / S", progress["read"]["storage_bytes"] / nbytes, 1.0, "S")
+    table.at_most("bytes sent to other ranks / S", progress["sent_bytes"] / nbytes,
                   round((ranks - 1) / ranks, 3), "S")
 
 

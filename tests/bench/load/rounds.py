@@ -17,7 +17,7 @@ WARM_FLOOR, COLD_FLOOR = "floor: pread into faulted memory", "floor: raw O_DIREC
 
 
 def resident(daemons):
-    return [c for c in daemons.json("list")["checkpoints"] if c["state"] == "ACTIVE"]
+    return [c for c in daemons.json("list")["checkpoints"] if c["state"] == "STATE_ACTIVE"]
 
 
 def forget(daemons, ranks):

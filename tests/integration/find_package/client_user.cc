@@ -9,21 +9,22 @@
 #include <fstream>
 #include <iostream>
 #include <map>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace {
 
-const std::map<std::string, ckptd::AttachMode> kModes = {
-    {"shared", ckptd::AttachMode::kShared},
-    {"private", ckptd::AttachMode::kPrivate},
-    {"exclusive", ckptd::AttachMode::kExclusive}};
-const std::map<std::string, std::optional<ckptd::HandleKind>> kKinds = {
-    {"any", std::nullopt},
-    {"vmm_fd", ckptd::HandleKind::kVmmFd},
-    {"cuda_ipc", ckptd::HandleKind::kCudaIpc}};
+namespace v1 = ckptd::v1;
+
+const std::map<std::string, v1::AttachMode> kModes = {
+    {"shared", v1::ATTACH_MODE_SHARED},
+    {"private", v1::ATTACH_MODE_PRIVATE},
+    {"exclusive", v1::ATTACH_MODE_EXCLUSIVE}};
+const std::map<std::string, v1::HandleKind> kKinds = {
+    {"any", v1::HANDLE_KIND_UNSPECIFIED},
+    {"vmm_fd", v1::HANDLE_KIND_VMM_FD},
+    {"cuda_ipc", v1::HANDLE_KIND_CUDA_IPC}};
 
 int SaysThatNoDaemonIsThere() {
   ckptd::ConnectOptions options;
@@ -35,15 +36,15 @@ int SaysThatNoDaemonIsThere() {
 }
 
 // Of the user's program: everything up to the shard. The client ends with it.
-absl::StatusOr<ckptd::Shard> Acquire(const ckptd::LoadRequest& request) {
+absl::StatusOr<ckptd::Shard> Acquire(const v1::LoadSpec& spec) {
   auto client = ckptd::Client::Connect();
   if (!client.ok()) return client.status();
-  const auto load = client->Load(request);
+  const auto load = client->Load(spec);
   if (!load.ok()) return load.status();
-  const auto done = client->Watch(load->checkpoint.name);
+  const auto done = client->Watch(load->checkpoint().name());
   if (!done.ok()) return done.status();
   if (const auto active = ckptd::CheckActive(*done); !active.ok()) return active;
-  return client->Acquire(done->name, {.mode = request.intended_mode});
+  return client->Acquire(done->name(), {.mode = ckptd::AttachMode(spec.intended_mode())});
 }
 
 absl::Status Write(const ckptd::Shard& shard, const std::string& folder) {
@@ -66,12 +67,12 @@ int Fail(const absl::Status& status) {
 int main(int count, char** arguments) {
   if (count == 1) return SaysThatNoDaemonIsThere();
   if (count != 6) return 2;
-  ckptd::LoadRequest request;
-  request.source = arguments[1];
-  request.layout = std::string(arguments[2]);
-  request.intended_mode = kModes.at(arguments[3]);
-  request.handle_kind = kKinds.at(arguments[4]);
-  auto shard = Acquire(request);
+  v1::LoadSpec spec;
+  spec.set_source(arguments[1]);
+  spec.mutable_layout()->set_rules(arguments[2]);
+  spec.set_intended_mode(kModes.at(arguments[3]));
+  spec.set_handle_kind(kKinds.at(arguments[4]));
+  auto shard = Acquire(spec);
   if (!shard.ok()) return Fail(shard.status());
   std::cout << ckptd::NameOf(shard->mode()) << " on " << shard->device_uuid() << ", copied "
             << shard->copied_bytes() << std::endl;

@@ -2,6 +2,9 @@
 #ifndef CKPTD_TESTS_UNIT_CLIENT_CLI_CLI_FIXTURE_H_
 #define CKPTD_TESTS_UNIT_CLIENT_CLI_CLI_FIXTURE_H_
 
+#include <google/protobuf/util/json_util.h>
+#include <gtest/gtest.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -13,6 +16,7 @@
 #include "client/cli/cli.h"
 #include "client/cli/exit_codes.h"
 #include "client/cli/io.h"
+#include "client/cli/output.pb.h"
 #include "tests/unit/client/fake_fd_socket.h"
 
 namespace ckptd::cli {
@@ -22,6 +26,19 @@ struct Outcome {
   std::string out;
   std::string err;
 };
+
+// The message that was printed as JSON.
+template <typename Message>
+Message Parsed(const std::string& json) {
+  Message out;
+  const auto status = google::protobuf::util::JsonStringToMessage(json, &out);
+  EXPECT_TRUE(status.ok()) << status.ToString() << ": " << json;
+  return out;
+}
+
+inline std::string ReasonIn(const std::string& json) {
+  return Parsed<ErrorOutput>(json).error().reason();
+}
 
 class Runner {
  public:

@@ -2,8 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
+#include "common/wire/source_table.h"
 #include "tests/unit/client/cli/cli_fixture.h"
 #include "tests/unit/client/fake_daemon.h"
 
@@ -68,18 +67,18 @@ TEST_F(DaemonVerbs, LoadPrintsOnlyTheNameWhenQuiet) {
 TEST_F(DaemonVerbs, LoadGivesOneJsonObject) {
   Loading({Transferring(), FakeDaemon::MakeCheckpoint(kActive)});
   daemon_.answers.load.add_differs("dtype_policy");
-  const auto json =
-      nlohmann::json::parse(Run({"load", "/m", "--layout", "fsdp:2", "--output", "json"}).out);
-  EXPECT_EQ(json["checkpoint"]["state"], "ACTIVE");
-  EXPECT_EQ(json["checkpoint"]["slab_bytes"], 1'500'000'000);
-  EXPECT_EQ(json["differs"][0], "dtype_policy");
+  const auto loaded = Parsed<v1::LoadCheckpointResponse>(
+      Run({"load", "/m", "--layout", "fsdp:2", "--output", "json"}).out);
+  EXPECT_EQ(loaded.checkpoint().state(), kActive);
+  EXPECT_EQ(loaded.checkpoint().slab_bytes(), 1'500'000'000u);
+  EXPECT_THAT(loaded.differs(), ::testing::ElementsAre("dtype_policy"));
 }
 
 TEST_F(DaemonVerbs, LoadSaysWhatWasAskedFor) {
   Loading({FakeDaemon::MakeCheckpoint(kActive)});
   Run({"load", "tiny", "--layout", "fsdp:2", "--mode", "exclusive", "--handle", "cuda_ipc",
        "--digest", "off", "--dtype", "f16", "--keep-fp32", "*.norm", "--timeout", "90s"});
-  const v1::LoadCheckpointRequest& sent = daemon_.last_load;
+  const v1::LoadSpec& sent = daemon_.last_load.spec();
   EXPECT_EQ(sent.source(), (std::filesystem::current_path() / "tiny").string());
   EXPECT_EQ(sent.intended_mode(), v1::ATTACH_MODE_EXCLUSIVE);
   EXPECT_EQ(sent.handle_kind(), v1::HANDLE_KIND_CUDA_IPC);
@@ -163,7 +162,7 @@ TEST_F(DaemonVerbs, ListShowsLoadsThatFailedOnRequestAndSaysHowManyThereAre) {
   const Outcome outcome = Run({"list"});
   EXPECT_THAT(outcome.out, Not(HasSubstr("checkpoints/failed")));
   EXPECT_THAT(outcome.err, HasSubstr("2 failed loads are not shown"));
-  EXPECT_EQ(nlohmann::json::parse(Run({"list", "--output", "json"}).out)["checkpoints"].size(), 1u);
+  EXPECT_EQ(Parsed<v1::ListCheckpointsResponse>(Run({"list", "--output", "json"}).out).checkpoints_size(), 1);
   EXPECT_THAT(Run({"list", "--failed"}).out, HasSubstr("checkpoints/failed"));
   EXPECT_THAT(Run({"list", "--state", "FAILED"}).out, HasSubstr("checkpoints/failed"));
 }
@@ -200,7 +199,7 @@ TEST_F(DaemonVerbsOnAHostOfSeveral, AllRanksAreThoseWithASocketHereThoughRank0Is
   daemon_.answers.list = {FakeDaemon::MakeCheckpoint(kActive)};
   const Outcome outcome = OnAll({"list", "--output", "json"});
   EXPECT_EQ(outcome.code, kExitFine) << outcome.err;
-  EXPECT_EQ(nlohmann::json::parse(outcome.out)["checkpoints"].size(), 1u);
+  EXPECT_EQ(Parsed<v1::ListCheckpointsResponse>(outcome.out).checkpoints_size(), 1);
   EXPECT_EQ(outcome.err, "ckptctl: 3 of 4 ranks have their sockets on other hosts: run this there, too\n");
 }
 
@@ -244,9 +243,9 @@ TEST_F(DaemonVerbs, UnloadingWhatIsIdleLeavesWhatIsLeasedOrPinned) {
 
 TEST_F(DaemonVerbs, LoadWaitsForMemoryForAsLongAsItIsToldAndHoldsNothing) {
   Run({"load", "/m", "--layout", "fsdp:2"});
-  EXPECT_FALSE(daemon_.last_load.has_wait_memory());
+  EXPECT_FALSE(daemon_.last_load.spec().has_wait_memory());
   Run({"load", "/m", "--layout", "fsdp:2", "--wait-memory", "90s"});
-  EXPECT_EQ(daemon_.last_load.wait_memory().seconds(), 90);
+  EXPECT_EQ(daemon_.last_load.spec().wait_memory().seconds(), 90);
   EXPECT_TRUE(daemon_.last_load.no_hold());
 }
 
@@ -268,9 +267,9 @@ TEST_F(DaemonVerbs, GetPassesTheDaemonsErrorOn) {
                                             "there is no checkpoints/zz; see `ckptctl list`");
   const Outcome outcome = Run({"get", "zz", "--output", "json"});
   EXPECT_EQ(outcome.code, kExitFailed);
-  const auto error = nlohmann::json::parse(outcome.err)["error"];
-  EXPECT_EQ(error["code"], "NOT_FOUND");
-  EXPECT_EQ(error["facts"]["tensor"], "model.weight");
+  const ErrorOutput::Error error = Parsed<ErrorOutput>(outcome.err).error();
+  EXPECT_EQ(error.code(), "NOT_FOUND");
+  EXPECT_EQ(error.facts().at("tensor"), "model.weight");
 }
 
 TEST_F(DaemonVerbs, VerifyTellsAMismatchByItsExitCode) {
@@ -327,7 +326,7 @@ TEST_F(DaemonVerbs, VerifyAttachedNeedsDigests) {
   daemon_.answers.acquire.mutable_tensors()->clear_digests();
   const Outcome outcome = Run({"verify", "ab12", "--attached", "--output", "json"});
   EXPECT_EQ(outcome.code, kExitFailed);
-  EXPECT_EQ(nlohmann::json::parse(outcome.err)["error"]["reason"], "NO_DIGESTS");
+  EXPECT_EQ(ReasonIn(outcome.err), "NO_DIGESTS");
 }
 
 TEST_F(DaemonVerbs, UnloadSaysWhatItFreed) {
@@ -341,7 +340,7 @@ TEST_F(DaemonVerbs, UnloadSaysThatItHasCancelledALoad) {
   EXPECT_EQ(Run({"unload", "ab12", "--force"}).out,
             "checkpoints/ab12 was loading: the load is cancelled, on every rank\n");
   const Outcome outcome = Run({"unload", "ab12", "--force", "--output", "json"});
-  EXPECT_EQ(nlohmann::json::parse(outcome.out)["cancelled"], true);
+  EXPECT_TRUE(Parsed<UnloadOutput>(outcome.out).cancelled());
 }
 
 TEST_F(DaemonVerbs, UnloadTakesSeveralInTheOrderGiven) {
@@ -349,12 +348,9 @@ TEST_F(DaemonVerbs, UnloadTakesSeveralInTheOrderGiven) {
   EXPECT_EQ(outcome.code, kExitFine);
   EXPECT_THAT(daemon_.admin_calls,
               ::testing::ElementsAre("unload checkpoints/ab12", "unload checkpoints/cd34"));
-  std::istringstream lines(outcome.out);
-  for (const char* name : {"checkpoints/ab12", "checkpoints/cd34"}) {
-    nlohmann::json one;
-    lines >> one;
-    EXPECT_EQ(one["name"], name);
-  }
+  const size_t second = outcome.out.rfind('{');
+  EXPECT_EQ(Parsed<UnloadOutput>(outcome.out.substr(0, second)).name(), "checkpoints/ab12");
+  EXPECT_EQ(Parsed<UnloadOutput>(outcome.out.substr(second)).name(), "checkpoints/cd34");
 }
 
 TEST_F(DaemonVerbs, WhatIsDoneToOneRankOfSeveralIsSaidToBe) {
@@ -367,7 +363,7 @@ TEST_F(DaemonVerbs, WhatIsDoneToOneRankOfSeveralIsSaidToBe) {
             "the daemon of rank 1 takes no new work; 0 leases are left" + others);
   EXPECT_EQ(Run({"pin", "ab12"}).out,
             "checkpoints/ab12 of rank 0 is pinned: it is never evicted" + others);
-  EXPECT_EQ(nlohmann::json::parse(Run({"drain", "--output", "json"}).out)["rank"], 1);
+  EXPECT_EQ(Parsed<DrainOutput>(Run({"drain", "--output", "json"}).out).rank(), 1);
 }
 
 TEST_F(DaemonVerbs, PinGoesBothWays) {
@@ -391,22 +387,21 @@ TEST_F(DaemonVerbs, TrimSaysWhatWentBackAndWhatStaysAndWhy) {
             "unloaded\n");
   daemon_.answers.trim.set_lingering_bytes(2'000'000);
   EXPECT_THAT(Run({"trim"}).out, HasSubstr("unloaded, and 2.0 MB that clients still map"));
-  const auto json = nlohmann::json::parse(Run({"trim", "--output", "json"}).out);
-  EXPECT_EQ(json, nlohmann::json({{"rank", 0}, {"freed_bytes", 1'500'000'000},
-                                  {"used_bytes", 400'000'000}, {"lingering_bytes", 2'000'000}}));
+  const auto trimmed = Parsed<v1::TrimMemoryResponse>(Run({"trim", "--output", "json"}).out);
+  EXPECT_EQ(trimmed.SerializeAsString(), daemon_.answers.trim.SerializeAsString());
 }
 
 TEST_F(DaemonVerbs, InfoSaysHowLargeTheArenaIsToBeAndWhy) {
   daemon_.answers.info.mutable_memory()->set_arena_target_bytes(1'500'000'000);
   daemon_.answers.info.mutable_memory()->set_arena_why("as the job loaded last");
   EXPECT_THAT(Run({"info"}).out, HasSubstr("1.5 GB: as the job loaded last"));
-  const auto json = nlohmann::json::parse(Run({"info", "--output", "json"}).out);
-  EXPECT_EQ(json["memory"]["arena_why"], "as the job loaded last");
+  const auto info = Parsed<v1::GetDaemonInfoResponse>(Run({"info", "--output", "json"}).out);
+  EXPECT_EQ(info.memory().arena_why(), "as the job loaded last");
 }
 
 TEST_F(DaemonVerbs, LogLevelTellsTheOneBefore) {
-  const auto json = nlohmann::json::parse(Run({"log-level", "debug", "--output", "json"}).out);
-  EXPECT_EQ(json["previous_level"], "info");
+  const auto set = Parsed<v1::SetLogLevelResponse>(Run({"log-level", "debug", "--output", "json"}).out);
+  EXPECT_EQ(set.previous_level(), "info");
 }
 
 TEST_F(DaemonVerbs, LeasesNameTheirHolders) {
@@ -416,6 +411,8 @@ TEST_F(DaemonVerbs, LeasesNameTheirHolders) {
   lease.set_pid(77);
   lease.set_connected(true);
   EXPECT_THAT(Run({"leases"}).out, HasSubstr("checkpoints/ab12/leases/1  PRIVATE   77    0  yes"));
+  const auto leases = Parsed<v1::ListLeasesResponse>(Run({"leases", "--output", "json"}).out);
+  EXPECT_EQ(leases.leases(0).pid(), 77);
 }
 
 TEST_F(DaemonVerbs, InfoShowsTheGroupAndTheMemory) {
@@ -432,17 +429,59 @@ TEST_F(DaemonVerbs, InfoShowsTheGroupAndTheMemory) {
 }
 
 TEST_F(DaemonVerbs, InspectRemoteAsksTheDaemon) {
-  daemon_.answers.inspect.set_source("/models/tiny");
+  daemon_.answers.inspect.mutable_index()->set_source("/models/tiny");
   daemon_.answers.inspect.set_tensor_count(7);
-  const auto json =
-      nlohmann::json::parse(Run({"inspect", "/models/tiny", "--remote", "--output", "json"}).out);
-  EXPECT_EQ(json["tensor_count"], 7);
+  const auto output = Parsed<InspectOutput>(
+      Run({"inspect", "/models/tiny", "--remote", "--output", "json"}).out);
+  EXPECT_EQ(output.source(), "/models/tiny");
+  EXPECT_EQ(output.tensor_count(), 7u);
+}
+
+TEST_F(DaemonVerbs, InspectListsThePiecesOfATensorThatIsNotInOne) {
+  v1::SourceIndex& index = *daemon_.answers.inspect.mutable_index();
+  for (const char* path : {"/m/a", "file:///m/%FF"}) {
+    v1::SourceFile& file = *index.add_files();
+    file.set_path(path);
+    file.set_bytes(100);
+  }
+  CheckpointIndex wanted;
+  wanted.groups = {"", "optimizer"};
+  SourceTableWriter(wanted, *index.mutable_tensors())
+      .Add({"w", Dtype::kU8, EntryKind::kOptimizer, 1, {2, 3},
+            {{0, 8, 3, {{0, 0}, {1, 3}}}, {1, 0, 3, {{1, 0}, {1, 3}}, {3, 2}}}});
+  const Outcome outcome = Run({"inspect", "/m", "--remote", "--tensors", "--output", "json"});
+  ASSERT_EQ(outcome.code, kExitFine) << outcome.err;
+  const InspectOutput::Tensor tensor = Parsed<InspectOutput>(outcome.out).tensors(0);
+  EXPECT_EQ(tensor.kind(), "optimizer");
+  EXPECT_EQ(tensor.group(), "optimizer");
+  EXPECT_EQ(tensor.file(), "/m/a");
+  EXPECT_EQ(tensor.bytes(), 6u);
+  ASSERT_EQ(tensor.pieces_size(), 2);
+  EXPECT_THAT(tensor.pieces(0).strides(), ::testing::ElementsAre(3, 1));
+  EXPECT_EQ(tensor.pieces(1).file(), "file:///m/%FF");
+  EXPECT_THAT(tensor.pieces(1).begin(), ::testing::ElementsAre(1, 0));
+  EXPECT_THAT(tensor.pieces(1).strides(), ::testing::ElementsAre(3, 2));
 }
 
 TEST_F(DaemonVerbs, PlanRemoteAsksTheDaemon) {
   daemon_.answers.plan.set_plan_digest("0123456789abcdef");
   EXPECT_THAT(Run({"plan", "/models/tiny", "--layout", "fsdp:2", "--remote"}).out,
               HasSubstr("0123456789abcdef"));
+  EXPECT_EQ(daemon_.last_plan.spec().layout().rules(), "fsdp:2");
+}
+
+TEST_F(DaemonVerbs, PlanRemoteAsksTheDaemonForDevicesToo) {
+  v1::DeviceMap& map = *daemon_.answers.plan.mutable_device_map();
+  map.add_modules()->set_name("a");
+  map.mutable_modules(0)->set_device("1");
+  const Outcome outcome = Run({"plan", "/m", "--device-map", "balanced_low_0", "--max-memory",
+                               "0=1GB,1=1GB", "--tied", "a=b", "--remote", "--output", "json"});
+  ASSERT_EQ(outcome.code, kExitFine) << outcome.err;
+  EXPECT_EQ(Parsed<DeviceMapOutput>(outcome.out).device_map().at("a").number_value(), 1);
+  const v1::DeviceMapRules& rules = daemon_.last_plan.device_map();
+  EXPECT_EQ(rules.way(), v1::DeviceMapRules::WAY_BALANCED_LOW_0);
+  EXPECT_EQ(rules.max_memory(), "0=1GB,1=1GB");
+  EXPECT_EQ(rules.tied().at("a"), "b");
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "tests/testing/temp_folder.h"
 #include "tests/unit/client/cli/cli_fixture.h"
@@ -43,10 +42,27 @@ TEST_F(OfflineVerbs, InspectFiltersByName) {
 }
 
 TEST_F(OfflineVerbs, InspectGivesExactJson) {
-  const auto json = nlohmann::json::parse(run_({"inspect", model_, "--output", "json"}).out);
-  EXPECT_EQ(json["tensor_bytes"], 216);
-  EXPECT_EQ(json["metadata"]["format"], "pt");
-  EXPECT_FALSE(json.contains("tensors"));
+  const auto brief = Parsed<InspectOutput>(run_({"inspect", model_, "--output", "json"}).out);
+  EXPECT_EQ(brief.tensor_bytes(), 216u);
+  EXPECT_EQ(brief.metadata().at("format"), "pt");
+  EXPECT_TRUE(brief.tensors().empty());
+  const auto full =
+      Parsed<InspectOutput>(run_({"inspect", model_, "--tensors", "--output", "json"}).out);
+  ASSERT_EQ(full.tensors_size(), 3);
+  EXPECT_EQ(full.tensors(0).name(), "model.\x1b[31m");
+  EXPECT_EQ(full.tensors(0).dtype(), "BF16");
+  EXPECT_EQ(full.tensors(0).kind(), "parameter");
+  EXPECT_EQ(full.tensors(0).file(), model_);
+  EXPECT_THAT(full.tensors(0).shape(), ::testing::ElementsAre(8, 3));
+  EXPECT_TRUE(full.tensors(0).pieces().empty());
+}
+
+TEST_F(OfflineVerbs, InspectWritesPathsThatAreNotUtf8AsUris) {
+  const std::string odd = dir_ / "odd\xff.safetensors";
+  WriteTinyModel(odd);
+  const Outcome outcome = run_({"inspect", odd, "--output", "json"});
+  EXPECT_EQ(outcome.err, "");
+  EXPECT_THAT(Parsed<InspectOutput>(outcome.out).source(), ::testing::EndsWith("odd%FF.safetensors"));
 }
 
 TEST_F(OfflineVerbs, InspectSaysWhatIsNotThere) {
@@ -66,9 +82,9 @@ TEST_F(OfflineVerbs, PlanPutsModulesOnDevices) {
   EXPECT_THAT(outcome.out, HasSubstr("(all)   0       216 B"));
   std::vector<std::string> as_json = plan;
   as_json.insert(as_json.end(), {"--output", "json"});
-  const auto json = nlohmann::json::parse(run_(as_json).out);
-  EXPECT_EQ(json["device_map"], nlohmann::json::parse(R"({"": 0})"));
-  EXPECT_EQ(json["devices"][1], nlohmann::json::parse(R"({"device": "disk", "placed_bytes": 0})"));
+  const std::string json = run_(as_json).out;
+  EXPECT_THAT(json, HasSubstr("\"device_map\": {\n  \"\": 0\n }"));
+  EXPECT_THAT(json, HasSubstr("{\n   \"device\": \"disk\",\n   \"placed_bytes\": \"0\"\n  }"));
 }
 
 TEST_F(OfflineVerbs, PlanNamesPatternsOfModulesThatDescribeNothing) {
@@ -82,8 +98,7 @@ TEST_F(OfflineVerbs, PlanNamesPatternsOfModulesThatDescribeNothing) {
   EXPECT_THAT(outcome.err, Not(HasSubstr("model.a")));
   std::vector<std::string> as_json = plan;
   as_json.insert(as_json.end(), {"--output", "json"});
-  const auto json = nlohmann::json::parse(run_(as_json).out);
-  EXPECT_THAT(json["warnings"].dump(), HasSubstr("nothing.*"));
+  EXPECT_THAT(Parsed<DeviceMapOutput>(run_(as_json).out).warnings(0), HasSubstr("nothing.*"));
 }
 
 TEST_F(OfflineVerbs, PlanSaysFirstThatItDoesNotKnowTheHardware) {
@@ -111,14 +126,15 @@ TEST_F(OfflineVerbs, PlanRefusesTiesOfNothing) {
 TEST_F(OfflineVerbs, PlanSaysWhatEachRankGets) {
   const Outcome outcome = run_({"plan", model_, "--layout", "fsdp:2", "--output", "json"});
   ASSERT_EQ(outcome.code, kExitFine) << outcome.err;
-  const auto json = nlohmann::json::parse(outcome.out);
-  EXPECT_EQ(json["storage_bytes"], 216);
-  ASSERT_EQ(json["ranks"].size(), 2U);
-  EXPECT_EQ(json["ranks"][0]["tensor_bytes"], 80 + 24 + 8);
-  EXPECT_EQ(json["ranks"][0]["received_bytes"], 0);
-  EXPECT_EQ(json["ranks"][1]["received_bytes"], 80 + 24 + 8);
-  EXPECT_EQ(json["distinct_bytes"], 2 * (80 + 24 + 8));
-  EXPECT_EQ(json["plan_digest"].get<std::string>().size(), 16U);
+  const v1::PlanLoadResponse plan = Parsed<PlanOutput>(outcome.out).plan();
+  constexpr uint64_t kShare = 80 + 24 + 8;
+  EXPECT_EQ(plan.storage_bytes(), 216u);
+  ASSERT_EQ(plan.ranks_size(), 2);
+  EXPECT_EQ(plan.ranks(0).tensor_bytes(), kShare);
+  EXPECT_EQ(plan.ranks(0).received_bytes(), 0u);
+  EXPECT_EQ(plan.ranks(1).received_bytes(), kShare);
+  EXPECT_EQ(plan.distinct_bytes(), 2 * kShare);
+  EXPECT_EQ(plan.plan_digest().size(), 16u);
 }
 
 TEST_F(OfflineVerbs, PlanPredictsALoadOnKnownHardware) {
@@ -128,24 +144,23 @@ TEST_F(OfflineVerbs, PlanPredictsALoadOnKnownHardware) {
   EXPECT_THAT(text.out, HasSubstr("bound by:"));
   const Outcome outcome = run_({"plan", model_, "--layout", "fsdp:16", "--hardware", "h200x8",
                                 "--reader", "all", "--output", "json"});
-  const auto json = nlohmann::json::parse(outcome.out);
-  EXPECT_GT(json["prediction"]["seconds"], 0.0);
-  EXPECT_GE(json["prediction"]["stages"].size(), 4U);
+  const PlanOutput plan = Parsed<PlanOutput>(outcome.out);
+  EXPECT_GT(plan.prediction().seconds(), 0.0);
+  EXPECT_GE(plan.prediction().stages_size(), 4);
   EXPECT_FALSE(
-      nlohmann::json::parse(run_({"plan", model_, "--layout", "fsdp:2", "--output", "json"}).out)
-          .contains("prediction"));
+      Parsed<PlanOutput>(run_({"plan", model_, "--layout", "fsdp:2", "--output", "json"}).out)
+          .has_prediction());
 }
 
 TEST_F(OfflineVerbs, PlanPredictsBothWaysBetweenRanksAndChoosesAsDaemonsDo) {
   const auto predicted = [&](const char* layout, const char* comm, const char* reader = "rank0") {
     const Outcome outcome = run_({"plan", model_, "--layout", layout, "--hardware", "h200x8",
                                   "--comm", comm, "--reader", reader, "--output", "json"});
-    const auto prediction = nlohmann::json::parse(outcome.out)["prediction"];
-    std::string said = prediction["comm"];
-    for (const auto& stage : prediction["stages"]) {
-      if (stage["stage"] == "fabric") return said + " over the fabric";
+    const auto prediction = Parsed<PlanOutput>(outcome.out).prediction();
+    for (const PlanOutput::Stage& stage : prediction.stages()) {
+      if (stage.stage() == "fabric") return prediction.comm() + " over the fabric";
     }
-    return said;
+    return prediction.comm();
   };
   EXPECT_EQ(predicted("fsdp:8", "auto"), "host");
   EXPECT_EQ(predicted("fsdp:8", "nccl"), "nccl over the fabric");
@@ -166,9 +181,9 @@ TEST_F(OfflineVerbs, PlanPredictsALoadOnHardwareOfAFile) {
   const Outcome outcome =
       run_({"plan", model_, "--layout", "fsdp:2", "--hardware", file, "--output", "json"});
   ASSERT_EQ(outcome.code, kExitFine) << outcome.err;
-  const auto json = nlohmann::json::parse(outcome.out);
-  EXPECT_NEAR(json["prediction"]["seconds"], 0.216, 1e-9);
-  EXPECT_EQ(json["prediction"]["stages"][0]["stage"], "storage");
+  const auto prediction = Parsed<PlanOutput>(outcome.out).prediction();
+  EXPECT_NEAR(prediction.seconds(), 0.216, 1e-9);
+  EXPECT_EQ(prediction.stages(0).stage(), "storage");
 }
 
 TEST_F(OfflineVerbs, PlanSaysWhatIsWrongWithHardware) {
@@ -229,7 +244,7 @@ TEST_F(OfflineVerbs, FilesFarAboveTheirLimitAreRefusedUnread) {
 TEST_F(OfflineVerbs, PlanTellsAWrongLayout) {
   const Outcome outcome = run_({"plan", model_, "--layout", "fsdp:x", "--output", "json"});
   EXPECT_EQ(outcome.code, kExitUsage);
-  EXPECT_EQ(nlohmann::json::parse(outcome.err)["error"]["reason"], "LAYOUT_INVALID");
+  EXPECT_EQ(ReasonIn(outcome.err), "LAYOUT_INVALID");
 }
 
 TEST_F(OfflineVerbs, VerifyAcceptsGoodFiles) {
@@ -261,6 +276,19 @@ TEST_F(OfflineVerbs, VerifyKeepsAManifestAndFindsAFlippedBitBesideIt) {
   EXPECT_EQ(outcome.code, kExitMismatch);
   EXPECT_THAT(outcome.out, HasSubstr(" in model.safetensors: its bytes differ\n"));
   EXPECT_THAT(outcome.err, HasSubstr("it differs from its manifest"));
+}
+
+TEST_F(OfflineVerbs, VerifyListsWhatDiffersAsJson) {
+  const std::string manifest = dir_ / "m.json";
+  ASSERT_EQ(run_({"verify", model_, "--write-manifest", manifest}).code, kExitFine);
+  WriteSafetensors(model_, R"({"step":{"dtype":"I64","shape":[],"data_offsets":[0,8]}})", 8);
+  const Outcome outcome = run_({"verify", model_, "--manifest", manifest, "--output", "json"});
+  EXPECT_EQ(outcome.code, kExitMismatch);
+  const auto output = Parsed<VerifyOutput>(outcome.out);
+  EXPECT_FALSE(output.ok());
+  EXPECT_EQ(output.rank(), -1);
+  EXPECT_EQ(output.tensor_count(), 1u);
+  EXPECT_EQ(output.mismatched_size(), output.differences_size());
 }
 
 TEST_F(OfflineVerbs, VerifyDoesNotCallWhatItOnlyReadRight) {

@@ -10,13 +10,13 @@
 namespace ckptd::cli {
 namespace {
 
-LoadProgress Halfway() {
-  LoadProgress progress;
-  progress.stage = LoadStage::kTransferring;
-  progress.bytes_total = 15'200'000'000;
-  progress.bytes_done = 7'600'000'000;
-  progress.bytes_per_second = 3.8e9;
-  progress.slowest_rank = 3;
+v1::Progress Halfway() {
+  v1::Progress progress;
+  progress.set_stage(v1::STAGE_TRANSFERRING);
+  progress.set_bytes_total(15'200'000'000);
+  progress.set_bytes_done(7'600'000'000);
+  progress.set_bytes_per_second(3.8e9);
+  progress.set_slowest_rank(3);
   return progress;
 }
 
@@ -26,30 +26,31 @@ TEST(ProgressLine, SaysHowFarAndHowLong) {
 }
 
 TEST(ProgressLine, NamesTheRanksALoadWaitsFor) {
-  LoadProgress progress;
-  progress.stage = LoadStage::kGathering;
-  progress.waiting_ranks = {1, 2};
+  v1::Progress progress;
+  progress.set_stage(v1::STAGE_GATHERING);
+  progress.add_waiting_ranks(1);
+  progress.add_waiting_ranks(2);
   EXPECT_EQ(ProgressLine(progress), "GATHERING  waiting for ranks 1, 2");
 }
 
 TEST(ProgressLine, SaysWhatARankLoadsInstead) {
-  LoadProgress progress;
-  progress.stage = LoadStage::kGathering;
-  progress.waiting_ranks = {1};
-  progress.conflict = "rank 1 loads /other";
+  v1::Progress progress;
+  progress.set_stage(v1::STAGE_GATHERING);
+  progress.add_waiting_ranks(1);
+  progress.set_conflict("rank 1 loads /other");
   EXPECT_EQ(ProgressLine(progress), "GATHERING  waiting for rank 1 (rank 1 loads /other)");
 }
 
 TEST(ProgressLine, DoesNotListAThousandRanks) {
-  LoadProgress progress;
-  progress.stage = LoadStage::kGathering;
-  for (int rank = 0; rank < 1000; ++rank) progress.waiting_ranks.push_back(rank);
+  v1::Progress progress;
+  progress.set_stage(v1::STAGE_GATHERING);
+  for (int rank = 0; rank < 1000; ++rank) progress.add_waiting_ranks(rank);
   EXPECT_EQ(ProgressLine(progress),
             "GATHERING  waiting for ranks 0, 1, 2, 3, 4, 5, 6, 7 and 992 more");
 }
 
 TEST(ProgressLine, HasAWordForALoadThatHasJustBegun) {
-  EXPECT_EQ(ProgressLine(LoadProgress()), "STARTING");
+  EXPECT_EQ(ProgressLine(v1::Progress()), "STARTING");
 }
 
 TEST(ProgressBar, FitsTheTerminal) {
@@ -60,8 +61,8 @@ TEST(ProgressBar, FitsTheTerminal) {
 }
 
 TEST(ProgressBar, StaysWithinItsFrameWhenCountsAreOff) {
-  LoadProgress progress = Halfway();
-  progress.bytes_done = progress.bytes_total * 2;
+  v1::Progress progress = Halfway();
+  progress.set_bytes_done(progress.bytes_total() * 2);
   const std::string bar = ProgressBar(progress, 200);
   EXPECT_EQ(std::count(bar.begin(), bar.end(), '#'), 24);
 }
@@ -81,8 +82,8 @@ TEST_F(ProgressViewTest, PrintsALinePerStageAndEveryFiveSeconds) {
   view.Update(Halfway());
   now_ += std::chrono::milliseconds(1);
   view.Update(Halfway());
-  LoadProgress publishing = Halfway();
-  publishing.stage = LoadStage::kPublishing;
+  v1::Progress publishing = Halfway();
+  publishing.set_stage(v1::STAGE_PUBLISHING);
   view.Update(publishing);
   const std::string text = err_.str();
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3);

@@ -2,8 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
 #include "client/cli/context.h"
 #include "client/cli/exit_codes.h"
 #include "common/base/reasons.h"
@@ -131,7 +129,7 @@ TEST(Usage, SaysWhatAMisspeltWordWasMeantToBe) {
 TEST(Usage, ErrorsAreJsonWhenJsonIsAskedFor) {
   Runner run;
   const Outcome outcome = run({"--output", "json", "plan"});
-  EXPECT_EQ(nlohmann::json::parse(outcome.err)["error"]["reason"], "USAGE");
+  EXPECT_EQ(ReasonIn(outcome.err), "USAGE");
 }
 
 TEST(Usage, ErrorsOfWhatIsNotUnderstoodAreJsonWhenJsonIsAskedFor) {
@@ -143,13 +141,13 @@ TEST(Usage, ErrorsOfWhatIsNotUnderstoodAreJsonWhenJsonIsAskedFor) {
     Runner run;
     {
       const ScopedVariable output("CKPTD_OUTPUT", "json");
-      EXPECT_EQ(nlohmann::json::parse(run(arguments).err)["error"]["reason"], "USAGE");
+      EXPECT_EQ(ReasonIn(run(arguments).err), "USAGE");
     }
     arguments.emplace_back("--output=json");
-    EXPECT_EQ(nlohmann::json::parse(run(arguments).err)["error"]["reason"], "USAGE");
+    EXPECT_EQ(ReasonIn(run(arguments).err), "USAGE");
     arguments.insert(arguments.end() - 1, "--output");
     arguments.back() = "json";
-    EXPECT_EQ(nlohmann::json::parse(run(arguments).err)["error"]["reason"], "USAGE");
+    EXPECT_EQ(ReasonIn(run(arguments).err), "USAGE");
   }
 }
 
@@ -158,7 +156,7 @@ TEST(Usage, ErrorsOfTwinsAreJsonWhenJsonIsAskedFor) {
   const ScopedVariable timeout("CKPTD_TIMEOUT", "abc");
   const Outcome outcome = run({"list", "--output", "json"});
   EXPECT_EQ(outcome.code, kExitUsage);
-  EXPECT_EQ(nlohmann::json::parse(outcome.err)["error"]["reason"], "USAGE");
+  EXPECT_EQ(ReasonIn(outcome.err), "USAGE");
 }
 
 TEST(Usage, AnOptionBeatsItsTwinAlsoForErrors) {
@@ -192,7 +190,7 @@ TEST(Usage, DtypesHaveTheNamesOfFilesAndOfPyTorch) {
 TEST(Usage, EnvironmentTwinsAreRead) {
   Runner run;
   const ScopedVariable output("CKPTD_OUTPUT", "json");
-  EXPECT_EQ(nlohmann::json::parse(run({"version"}).out)["version"], CKPTD_VERSION);
+  EXPECT_EQ(Parsed<VersionOutput>(run({"version"}).out).version(), CKPTD_VERSION);
 }
 
 TEST(Usage, OptionsBeatTheirEnvironmentTwins) {

@@ -38,6 +38,13 @@ class ClientTest : public ::testing::Test {
     return options;
   }
 
+  static v1::LoadSpec Spec(const std::string& source = "/m") {
+    v1::LoadSpec spec;
+    spec.set_source(source);
+    spec.mutable_layout()->set_rules("fsdp:1");
+    return spec;
+  }
+
   FakeDaemon daemon_;
 };
 
@@ -93,35 +100,20 @@ TEST(ClientConnect, RefusesASocketThatAnotherUserListensOn) {
   EXPECT_THAT(Client::Connect(options).status(), Says("has not answered"));
 }
 
-TEST_F(ClientTest, AsksForALoadInTheContractsWords) {
+TEST_F(ClientTest, SendsWhatIsToBeLoadedAndWhetherItWillBeAcquired) {
   *daemon_.answers.load.mutable_checkpoint() = FakeDaemon::MakeCheckpoint(kActive);
   daemon_.answers.load.set_resident(true);
   daemon_.answers.load.add_differs("layout");
   Client client = Connect();
-  LoadRequest request;
-  request.source = "/models/tiny";
-  request.layout = std::string("fsdp:2");
-  request.dtype_policy.cast_to = Dtype::kBF16;
-  request.dtype_policy.keep_f32 = {"*.norm.*"};
-  request.intended_mode = AttachMode::kExclusive;
-  request.handle_kind = HandleKind::kVmmFd;
-  request.digests = false;
-  request.timeout = std::chrono::milliseconds(1500);
-  ASSERT_OK_AND_ASSIGN(const LoadResult result, client.Load(request));
-  EXPECT_TRUE(result.resident);
-  EXPECT_THAT(result.differs, ::testing::ElementsAre("layout"));
-  EXPECT_EQ(result.checkpoint.state, CheckpointState::kActive);
-  const v1::LoadCheckpointRequest& sent = daemon_.last_load;
-  EXPECT_EQ(sent.layout().rules(), "fsdp:2");
-  EXPECT_EQ(sent.dtype_policy().cast_to(), v1::DTYPE_BF16);
-  EXPECT_EQ(sent.intended_mode(), v1::ATTACH_MODE_EXCLUSIVE);
-  EXPECT_EQ(sent.handle_kind(), v1::HANDLE_KIND_VMM_FD);
-  EXPECT_TRUE(sent.skip_digests());
-  EXPECT_EQ(sent.timeout().nanos(), 500'000'000);
+  ASSERT_OK_AND_ASSIGN(const v1::LoadCheckpointResponse result, client.Load(Spec(), {.hold = false}));
+  EXPECT_TRUE(result.resident());
+  EXPECT_THAT(result.differs(), ::testing::ElementsAre("layout"));
+  EXPECT_EQ(result.checkpoint().state(), kActive);
+  EXPECT_EQ(daemon_.last_load.spec().SerializeAsString(), Spec().SerializeAsString());
+  EXPECT_TRUE(daemon_.last_load.no_hold());
 }
 
-TEST_F(ClientTest, StatesARanksOwnLayout) {
-  Client client = Connect();
+TEST(ClientLayout, IsOfARanksOwnTensors) {
   RankLayout layout;
   layout.rank = 1;
   layout.world_size = 2;
@@ -136,8 +128,7 @@ TEST_F(ClientTest, StatesARanksOwnLayout) {
   layout.targets = {{"a", 0, Dtype::kBF16, Shape{4, 5}, {"tied"}, false, {}},
                     {"b", 1, {}, Shape{9}, {}, false, FlatPlace{0, 4}}};
   layout.flats = {{"flat", 0, 16}};
-  ASSERT_OK(client.Load({.source = "/models/tiny", .layout = layout}));
-  const v1::RankLayout& sent = daemon_.last_load.layout().rank_layout();
+  ASSERT_OK_AND_ASSIGN(const v1::RankLayout sent, ToRankLayout(layout));
   EXPECT_EQ(sent.rank(), 1);
   EXPECT_EQ(sent.meshes(0).dim_names(0), "dp");
   EXPECT_EQ(sent.shardings(0).placements(0).kind(), v1::Placement::KIND_SHARD);
@@ -154,7 +145,7 @@ TEST_F(ClientTest, StatesARanksOwnLayout) {
 TEST_F(ClientTest, RepeatsALostLoadUnderTheSameId) {
   daemon_.answers.lose_loads = 2;
   Client client = Connect();
-  ASSERT_OK(client.Load({.source = "/m", .layout = std::string("fsdp:1")}));
+  ASSERT_OK(client.Load(Spec()));
   ASSERT_EQ(daemon_.load_ids.size(), 3U);
   EXPECT_EQ(daemon_.load_ids[0], daemon_.load_ids[2]);
   EXPECT_FALSE(daemon_.load_ids[0].empty());
@@ -167,7 +158,7 @@ TEST_F(ClientTest, WaitsForADaemonThatIsGoneForAWhileOnly) {
   Client client = Client::Connect(options).value();
   daemon_.Stop();
   const auto began = std::chrono::steady_clock::now();
-  EXPECT_THAT(client.Load({.source = "/m", .layout = std::string("fsdp:1")}).status(),
+  EXPECT_THAT(client.Load(Spec()).status(),
               FailsWith(absl::StatusCode::kUnavailable, reason::kDaemonUnreachable));
   EXPECT_LT(std::chrono::steady_clock::now() - began, options.call_timeout / 2);
 }
@@ -176,7 +167,7 @@ TEST_F(ClientTest, DoesNotRepeatALoadThatTheDaemonRefused) {
   daemon_.answers.error =
       fake::DaemonError(grpc::StatusCode::UNAVAILABLE, "DRAINING", "the daemon is draining");
   Client client = Connect();
-  EXPECT_THAT(client.Load({.source = "/m", .layout = std::string("fsdp:1")}).status(),
+  EXPECT_THAT(client.Load(Spec()).status(),
               FailsWith(absl::StatusCode::kUnavailable, reason::kDraining));
   EXPECT_EQ(daemon_.load_ids.size(), 1U);
 }
@@ -187,13 +178,16 @@ TEST_F(ClientTest, SendsASourceThatIsNotUtf8AsAUri) {
   const std::string sent = "file:///m%FF";
   EXPECT_OK(client.Inspect(source).status());
   EXPECT_EQ(daemon_.last_inspect.source(), sent);
-  EXPECT_OK(client.Plan(PlanRequest{.source = source}).status());
-  EXPECT_EQ(daemon_.last_plan.source(), sent);
-  daemon_.last_plan.Clear();
-  EXPECT_OK(client.Plan(DeviceMapRequest{.source = source}).status());
-  EXPECT_EQ(daemon_.last_plan.source(), sent);
-  EXPECT_OK(client.Load({.source = source, .layout = std::string("fsdp:1")}).status());
-  EXPECT_EQ(daemon_.last_load.source(), sent);
+  EXPECT_OK(client.Plan(Spec(source)).status());
+  EXPECT_EQ(daemon_.last_plan.spec().source(), sent);
+  v1::PlanLoadRequest devices;
+  devices.mutable_spec()->set_source(source);
+  devices.mutable_device_map()->set_max_memory("cpu=1GB");
+  EXPECT_OK(client.PlanDevices(devices).status());
+  EXPECT_EQ(daemon_.last_plan.spec().source(), sent);
+  EXPECT_EQ(daemon_.last_plan.device_map().max_memory(), "cpu=1GB");
+  EXPECT_OK(client.Load(Spec(source)).status());
+  EXPECT_EQ(daemon_.last_load.spec().source(), sent);
 }
 
 TEST_F(ClientTest, KeepsTheDaemonsCodeSentenceReasonAndFacts) {
@@ -233,12 +227,12 @@ TEST_F(ClientTest, GivesUpOnASlowAnswerInTime) {
 
 // A watch that reports a load and its end.
 void ExpectWatched(Client client) {
-  std::vector<CheckpointState> seen;
+  std::vector<v1::Checkpoint::State> seen;
   WatchOptions options;
-  options.on_update = [&seen](const CheckpointInfo& info) { seen.push_back(info.state); };
-  ASSERT_OK_AND_ASSIGN(const CheckpointInfo last, client.Watch("checkpoints/ab12", options));
-  EXPECT_EQ(last.state, CheckpointState::kActive);
-  EXPECT_THAT(seen, ::testing::ElementsAre(CheckpointState::kLoading, CheckpointState::kActive));
+  options.on_update = [&seen](const v1::Checkpoint& update) { seen.push_back(update.state()); };
+  ASSERT_OK_AND_ASSIGN(const v1::Checkpoint last, client.Watch("checkpoints/ab12", options));
+  EXPECT_EQ(last.state(), kActive);
+  EXPECT_THAT(seen, ::testing::ElementsAre(kLoading, kActive));
 }
 
 TEST_F(ClientTest, WatchesUntilTheLoadIsDone) {
@@ -247,34 +241,41 @@ TEST_F(ClientTest, WatchesUntilTheLoadIsDone) {
   ExpectWatched(Connect());
 }
 
-TEST_F(ClientTest, RefusesToStateShapesOfSomeTensorsOnly) {
+TEST(ClientLayout, HasTheShapesOfAllTensorsOrOfNone) {
   RankLayout layout;
   layout.shardings.emplace_back();
   layout.targets.resize(2);
   layout.targets[0].name = "a";
   layout.targets[0].expected_shape = Shape{4};
   layout.targets[1].name = "b";
-  Client client = Connect();
-  const auto refused = FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest);
-  EXPECT_THAT(client.Load({.source = "/m", .layout = layout}), refused);
-  EXPECT_THAT(client.Plan(PlanRequest{.source = "/m", .layout = layout}), refused);
+  EXPECT_THAT(ToRankLayout(layout),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
   layout.targets[1].expected_shape = Shape{};
-  EXPECT_OK(client.Load({.source = "/m", .layout = layout}));
+  EXPECT_OK(ToRankLayout(layout));
 }
 
-TEST_F(ClientTest, ATimeBeyondWhatTheClockCountsIsInTheFuture) {
-  v1::Checkpoint late = FakeDaemon::MakeCheckpoint(kActive);
-  late.mutable_create_time()->set_seconds(std::numeric_limits<int64_t>::max());
-  late.mutable_create_time()->set_nanos(std::numeric_limits<int32_t>::max());
-  daemon_.answers.get = {late};
-  Client client = Connect();
-  ASSERT_OK_AND_ASSIGN(const CheckpointInfo info, client.Get("checkpoints/ab12"));
-  EXPECT_GT(info.create_time, std::chrono::system_clock::now());
+TEST(ClientTimes, BeyondWhatTheClockCountsAreInTheFuture) {
+  google::protobuf::Timestamp late;
+  late.set_seconds(std::numeric_limits<int64_t>::max());
+  late.set_nanos(std::numeric_limits<int32_t>::max());
+  EXPECT_GT(TimeOf(late), std::chrono::system_clock::now());
+}
+
+constexpr int kUnknown = 77;
+
+TEST(ClientNames, AreThoseOfTheApiWithoutItsPrefixes) {
+  EXPECT_EQ(NameOf(v1::STAGE_WAITING_FOR_MEMORY), "WAITING_FOR_MEMORY");
+  EXPECT_EQ(NameOf(v1::Checkpoint::STATE_TAKEN), "TAKEN");
+  EXPECT_EQ(NameOf(v1::HANDLE_KIND_CUDA_IPC), "CUDA_IPC");
+  EXPECT_EQ(NameOf(AttachMode::kExclusive), "EXCLUSIVE");
+  EXPECT_EQ(NameOf(static_cast<v1::Stage>(kUnknown)), "UNSPECIFIED");
 }
 
 TEST_F(ClientTest, DoesNotTakeABrokenOffWatchForAFinishedLoad) {
   daemon_.answers.watch = {FakeDaemon::MakeCheckpoint(kLoading)};
   Client client = Connect();
+  EXPECT_THAT(client.Watch("checkpoints/ab12").status(), Says("ended before the load did"));
+  daemon_.answers.watch[0].set_state(static_cast<v1::Checkpoint::State>(kUnknown));
   EXPECT_THAT(client.Watch("checkpoints/ab12").status(), Says("ended before the load did"));
 }
 
@@ -287,7 +288,7 @@ TEST_F(ClientTest, EndsAWatchThatIsCancelled) {
   CancelToken token;
   WatchOptions options;
   options.cancel = &token;
-  options.on_update = [&token](const CheckpointInfo&) { EXPECT_TRUE(token.Cancel()); };
+  options.on_update = [&token](const v1::Checkpoint&) { EXPECT_TRUE(token.Cancel()); };
   EXPECT_TRUE(absl::IsCancelled(client.Watch("checkpoints/ab12", options).status()));
 }
 
@@ -331,7 +332,7 @@ TEST_F(ClientTest, EndsWhenItIsCancelledWhileItAsks) {
   CancelToken token;
   WatchOptions options;
   options.cancel = &token;
-  options.on_update = [&token](const CheckpointInfo&) { EXPECT_TRUE(token.Cancel()); };
+  options.on_update = [&token](const v1::Checkpoint&) { EXPECT_TRUE(token.Cancel()); };
   EXPECT_TRUE(absl::IsCancelled(client.Watch("checkpoints/ab12", options).status()));
 }
 
@@ -341,9 +342,10 @@ TEST_F(ClientTest, ListsAllPages) {
     daemon_.answers.list.back().set_name(name);
   }
   Client client = Connect();
-  ASSERT_OK_AND_ASSIGN(const std::vector<CheckpointInfo> all, client.List());
-  ASSERT_EQ(all.size(), 3U);
-  EXPECT_EQ(all[2].name, "checkpoints/3");
+  ASSERT_OK_AND_ASSIGN(const v1::ListCheckpointsResponse all, client.List());
+  ASSERT_EQ(all.checkpoints_size(), 3);
+  EXPECT_EQ(all.checkpoints(2).name(), "checkpoints/3");
+  EXPECT_EQ(all.next_page_token(), "");
 }
 
 TEST_F(ClientTest, GivesUpPagesThatDoNotEndWhenTheTimeOfOneCallIsOver) {
@@ -360,10 +362,10 @@ TEST_F(ClientTest, CallsTheAdminSocketForOperators) {
   daemon_.answers.trim.set_freed_bytes(3);
   daemon_.Start();
   ASSERT_OK_AND_ASSIGN(AdminClient admin, AdminClient::Connect(Options()));
-  EXPECT_EQ(admin.Unload("checkpoints/ab12", true).value().freed_bytes, 1'500'000'000U);
-  EXPECT_TRUE(admin.Pin("checkpoints/ab12", true).value().pinned);
-  EXPECT_EQ(admin.SetLogLevel("debug").value(), "info");
-  EXPECT_EQ(admin.Trim().value().freed_bytes, 3U);
+  EXPECT_EQ(admin.Unload("checkpoints/ab12", true).value().freed_bytes(), 1'500'000'000U);
+  EXPECT_TRUE(admin.Pin("checkpoints/ab12", true).value().pinned());
+  EXPECT_EQ(admin.SetLogLevel("debug").value().previous_level(), "info");
+  EXPECT_EQ(admin.Trim().value().freed_bytes(), 3U);
   ASSERT_OK(admin.Drain(std::chrono::seconds(7)));
   EXPECT_THAT(daemon_.admin_calls,
               ::testing::ElementsAre("unload checkpoints/ab12 force", "pin checkpoints/ab12 on",

@@ -67,21 +67,26 @@ TEST(StatusFromGrpc, NeverMakesAnErrorOutOfRangeOk) {
 }
 
 TEST(CheckActive, SaysWhyALoadFailed) {
-  CheckpointInfo info;
-  info.name = "checkpoints/1";
-  info.state = CheckpointState::kFailed;
-  info.failure = LoadFailure{absl::StatusCode::kResourceExhausted, "no room", "NO_MEMORY", 3};
-  const absl::Status status = CheckActive(info);
+  v1::Checkpoint checkpoint;
+  checkpoint.set_state(v1::Checkpoint::STATE_FAILED);
+  v1::Failure& failure = *checkpoint.mutable_failure();
+  failure.set_code(static_cast<int>(absl::StatusCode::kResourceExhausted));
+  failure.set_message("no room");
+  failure.set_reason("NO_MEMORY");
+  failure.set_rank(3);
+  const absl::Status status = CheckActive(checkpoint);
   EXPECT_THAT(status, FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
   EXPECT_EQ(FactsOf(status).at("rank"), "3");
+  failure.set_code(0);  // which would be no failure
+  EXPECT_EQ(CheckActive(checkpoint).code(), absl::StatusCode::kUnknown);
 }
 
 TEST(CheckActive, TellsALoadingOneFromATakenOne) {
-  CheckpointInfo info;
-  info.state = CheckpointState::kLoading;
-  EXPECT_EQ(ReasonOf(CheckActive(info)), reason::kNotActive);
-  info.state = CheckpointState::kTaken;
-  EXPECT_EQ(ReasonOf(CheckActive(info)), reason::kTaken);
+  v1::Checkpoint checkpoint;
+  checkpoint.set_state(v1::Checkpoint::STATE_LOADING);
+  EXPECT_EQ(ReasonOf(CheckActive(checkpoint)), reason::kNotActive);
+  checkpoint.set_state(v1::Checkpoint::STATE_TAKEN);
+  EXPECT_EQ(ReasonOf(CheckActive(checkpoint)), reason::kTaken);
 }
 
 }  // namespace

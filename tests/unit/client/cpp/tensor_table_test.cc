@@ -179,9 +179,9 @@ TEST(AttachRequestOfAnAnswer, NeedsADeviceAndAWholeHandleForMemoryThatIsNamed) {
 
 TEST(SourceTable, IsRefusedWhenATensorLiesInAFileThatIsNotListed) {
   v1::InspectCheckpointResponse page;
-  page.add_files()->set_path("/a");
-  page.mutable_files(0)->set_bytes(12);
-  v1::SourceTable& table = *page.mutable_tensors();
+  page.mutable_index()->add_files()->set_path("/a");
+  page.mutable_index()->mutable_files(0)->set_bytes(12);
+  v1::SourceTable& table = *page.mutable_index()->mutable_tensors();
   table.add_names("w");
   table.add_dtypes(v1::DTYPE_F32);
   table.add_ranks_of_shape(0);
@@ -197,8 +197,8 @@ TEST(SourceTable, IsRefusedWhenATensorLiesInAFileThatIsNotListed) {
 
 TEST(SourceTable, IsNeverOfPagesOfDifferentFiles) {
   v1::InspectCheckpointResponse page;
-  page.add_files()->set_path("/a");
-  page.set_source("/m/a");
+  page.mutable_index()->add_files()->set_path("/a");
+  page.mutable_index()->set_source("/m/a");
   page.set_source_identity("1");
   SourceInfo source;
   ASSERT_OK(AppendSource(page, source));

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/devices/load_model.h"
+#include "client/cli/load_model.h"
 #include "common/layout/rules_parser.h"
 #include "server/collective/scatter_exchange.h"
 #include "tests/testing/comms_in_process.h"

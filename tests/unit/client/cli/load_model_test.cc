@@ -1,6 +1,6 @@
 // Compares the model of a load with a simulation that carries out the real plan, item by item in
 // the readers' order, through queues of the same rates.
-#include "common/devices/load_model.h"
+#include "client/cli/load_model.h"
 
 #include <gtest/gtest.h>
 

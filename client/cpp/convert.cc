@@ -1,12 +1,14 @@
+#include "client/cpp/convert.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
 #include <utility>
 
-#include "client/cpp/convert.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/source/path_text.h"
 #include "common/wire/source_table.h"
 
 namespace ckptd {
@@ -100,16 +102,25 @@ absl::Status AppendFlats(const v1::TensorTable& page, uint64_t slab_bytes, Shard
 
 // What comes with the first page.
 void BeginSource(const v1::InspectCheckpointResponse& page, SourceInfo& out) {
-  out.source = page.source();
+  out.index.source = PathOfText(page.index().source());
   out.identity = page.source_identity();
   out.tensor_count = page.tensor_count();
   out.tensor_bytes = page.tensor_bytes();
-  out.metadata.insert(page.metadata().begin(), page.metadata().end());
-  for (const auto& file : page.files()) out.files.push_back({file.path(), file.bytes()});
+  out.index.metadata.insert(page.index().metadata().begin(), page.index().metadata().end());
+  for (const v1::SourceFile& file : page.index().files()) {
+    out.index.files.push_back({.path = PathOfText(file.path()), .bytes = file.bytes()});
+  }
   out.remarks.assign(page.remarks().begin(), page.remarks().end());
 }
 
 }  // namespace
+
+absl::Status BadAnswer(const std::string& why) {
+  return MakeError(absl::StatusCode::kDataLoss, reason::kInvalidReply,
+                   fmt::format("reading the daemon's answer: {}; client and daemon do not fit "
+                               "together, update the older one",
+                               why));
+}
 
 absl::Status AppendTensors(const v1::TensorTable& page, uint64_t slab_bytes, ShardTable& out) {
   CKPTD_RETURN_IF_ERROR(CheckColumns(page));
@@ -147,25 +158,19 @@ absl::Status AppendTensors(const v1::TensorTable& page, uint64_t slab_bytes, Sha
 }
 
 absl::Status AppendSource(const v1::InspectCheckpointResponse& page, SourceInfo& out) {
-  if (out.files.empty()) BeginSource(page, out);
+  if (out.index.files.empty()) BeginSource(page, out);
   if (page.source_identity() != out.identity) {
     return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
                      fmt::format("inspecting {}: its files, or their links, owner or mode, have "
                                  "changed between two pages of its tensors; inspect it again",
-                                 out.source));
+                                 out.index.source));
   }
-  if (static_cast<size_t>(page.tensors().names_size()) > kMaxTensors - out.tensors.size()) {
+  const v1::SourceTable& tensors = page.index().tensors();
+  if (static_cast<size_t>(tensors.names_size()) > kMaxTensors - out.index.tensors.size()) {
     return BadAnswer("it lists too many tensors");
   }
-  CheckpointIndex index;
-  for (const FileSize& file : out.files) {
-    index.files.emplace_back().path = file.path;
-    index.files.back().bytes = file.bytes;
-  }
-  const std::string wrong = ReadSourceTable(page.tensors(), index);
+  const std::string wrong = ReadSourceTable(tensors, out.index);
   if (!wrong.empty()) return BadAnswer("its table of the source does not hold: " + wrong);
-  for (const TensorEntry& entry : index.tensors) out.tensors.push_back(SourceTensorOf(index, entry));
-  out.aliases.merge(index.aliases);
   return absl::OkStatus();
 }
 

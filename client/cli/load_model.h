@@ -1,7 +1,7 @@
 // Predicts how long a load takes on given hardware, and which stage limits it. Pure arithmetic
 // over rates. All stages overlap, so the slowest one determines the time.
-#ifndef CKPTD_COMMON_DEVICES_LOAD_MODEL_H_
-#define CKPTD_COMMON_DEVICES_LOAD_MODEL_H_
+#ifndef CKPTD_CLIENT_CLI_LOAD_MODEL_H_
+#define CKPTD_CLIENT_CLI_LOAD_MODEL_H_
 
 #include <cstdint>
 #include <string>
@@ -62,4 +62,4 @@ absl::StatusOr<LoadPrediction> PredictLoad(const Hardware& hardware, const LoadS
 
 }  // namespace ckptd
 
-#endif  // CKPTD_COMMON_DEVICES_LOAD_MODEL_H_
+#endif  // CKPTD_CLIENT_CLI_LOAD_MODEL_H_

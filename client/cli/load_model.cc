@@ -1,4 +1,4 @@
-#include "common/devices/load_model.h"
+#include "client/cli/load_model.h"
 
 #include <fmt/format.h>
 
