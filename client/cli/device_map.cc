@@ -98,35 +98,17 @@ absl::StatusOr<v1::DeviceMap> PlanRemote(const std::string& source, const DtypeP
   return client.PlanDevices(request);
 }
 
-// As accelerate has it: a GPU is a number.
-google::protobuf::Value ValueOf(const std::string& device) {
-  google::protobuf::Value out;
-  if (device == "cpu" || device == "disk") {
-    out.set_string_value(device);
-  } else {
-    out.set_number_value(std::strtod(device.c_str(), nullptr));
-  }
-  return out;
-}
-
 DeviceMapOutput ToOutput(const v1::DeviceMap& map) {
   DeviceMapOutput out;
-  for (const v1::DeviceMap::Module& placed : map.modules()) {
-    (*out.mutable_device_map())[placed.name()] = ValueOf(placed.device());
-    DeviceMapOutput::Module& module = *out.add_modules();
-    module.set_name(placed.name());
-    *module.mutable_device() = ValueOf(placed.device());
-    module.set_bytes(placed.bytes());
+  for (const v1::DeviceMap::Module& module : map.modules()) {
+    google::protobuf::Value& device = (*out.mutable_device_map())[module.name()];
+    if (module.device() == "cpu" || module.device() == "disk") {
+      device.set_string_value(module.device());
+    } else {
+      device.set_number_value(std::strtod(module.device().c_str(), nullptr));
+    }
   }
-  for (const v1::DeviceMap::Device& placed : map.devices()) {
-    DeviceMapOutput::Device& device = *out.add_devices();
-    *device.mutable_device() = ValueOf(placed.device());
-    device.set_placed_bytes(placed.placed_bytes());
-    if (placed.device() != "disk") device.set_limit_bytes(placed.limit_bytes());
-  }
-  out.set_total_bytes(map.total_bytes());
-  out.set_largest_layer_bytes(map.largest_layer_bytes());
-  *out.mutable_warnings() = map.warnings();
+  *out.mutable_plan() = map;
   return out;
 }
 
