@@ -40,8 +40,8 @@ set(CKPTD_COMMON_HEADERS <algorithm> <atomic> <chrono> <functional> <map> <memor
 # With headers compiled ahead, g++ 12 warns of accesses in the standard library that cannot be.
 set(CKPTD_PRECOMPILED_OPTIONS
   $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess;-Wno-array-bounds;-Wno-stringop-overread;-Wno-stringop-overflow>)
-# Tests are compiled more often than they run long.
-set(CKPTD_TEST_OPTIONS $<$<CONFIG:Release>:-O1>)
+# For what is compiled more often than it runs long: tests, commands, the start of the daemon.
+set(CKPTD_COLD_OPTIONS $<$<CONFIG:Release>:-O1>)
 
 set(headers_source ${CMAKE_SOURCE_DIR}/deploy/cmake/precompiled.cc)
 add_library(ckptd_headers OBJECT EXCLUDE_FROM_ALL ${headers_source})
@@ -52,7 +52,7 @@ if(CKPTD_BUILD_TESTS)
   add_executable(ckptd_test_headers EXCLUDE_FROM_ALL ${headers_source})
   target_precompile_headers(ckptd_test_headers PRIVATE ${CKPTD_COMMON_HEADERS} <gmock/gmock.h> <gtest/gtest.h>)
   target_link_libraries(ckptd_test_headers PRIVATE ckptd_options GTest::gmock)
-  target_compile_options(ckptd_test_headers PRIVATE ${CKPTD_TEST_OPTIONS} ${CKPTD_PRECOMPILED_OPTIONS})
+  target_compile_options(ckptd_test_headers PRIVATE ${CKPTD_COLD_OPTIONS} ${CKPTD_PRECOMPILED_OPTIONS})
 endif()
 
 # ckptd_precompile(name FROM target [HEADERS header...]): what that target compiled ahead, or with
@@ -67,11 +67,11 @@ function(ckptd_precompile name)
   target_compile_options(${name} PRIVATE ${CKPTD_PRECOMPILED_OPTIONS})
 endfunction()
 
-# ckptd_library(name [EXCLUDE file...] [FOLDERS dir...] [DEPENDS lib...] [HEADERS header...]): every
-# .cc of the folder it is called in, and of these below it. HEADERS: what many of them include
-# besides, and takes long to compile.
+# ckptd_library(name [COLD] [EXCLUDE file...] [FOLDERS dir...] [DEPENDS lib...] [HEADERS header...]):
+# every .cc of the folder it is called in, and of these below it. HEADERS: what many of them include
+# besides, and takes long to compile. COLD: speed counts for nothing in it.
 function(ckptd_library name)
-  cmake_parse_arguments(ARG "" "" "DEPENDS;EXCLUDE;FOLDERS;HEADERS" ${ARGN})
+  cmake_parse_arguments(ARG "COLD" "" "DEPENDS;EXCLUDE;FOLDERS;HEADERS" ${ARGN})
   list(TRANSFORM ARG_FOLDERS APPEND /*.cc)
   file(GLOB sources CONFIGURE_DEPENDS *.cc ${ARG_FOLDERS})
   foreach(excluded IN LISTS ARG_EXCLUDE)
@@ -80,6 +80,9 @@ function(ckptd_library name)
   if(sources)
     add_library(${name} STATIC ${sources})
     target_link_libraries(${name} PUBLIC ckptd_options ${ARG_DEPENDS})
+    if(ARG_COLD)
+      target_compile_options(${name} PRIVATE ${CKPTD_COLD_OPTIONS})
+    endif()
     ckptd_precompile(${name} FROM ckptd_headers HEADERS ${ARG_HEADERS})
   else()
     add_library(${name} INTERFACE)
@@ -108,7 +111,7 @@ function(ckptd_test name)
   endif()
   add_executable(${name} ${sources})
   target_link_libraries(${name} PRIVATE ckptd_options ckptd_testing ${ARG_DEPENDS} GTest::gmock GTest::gtest_main)
-  target_compile_options(${name} PRIVATE ${CKPTD_TEST_OPTIONS})
+  target_compile_options(${name} PRIVATE ${CKPTD_COLD_OPTIONS})
   if(ARG_HEADERS)
     list(APPEND ARG_HEADERS <gmock/gmock.h> <gtest/gtest.h>)
   endif()
