@@ -111,6 +111,7 @@ def costs(bench, read, passes=0):
     read `read` bytes, place what the ranks have, and send only that. passes: bytes that
     this rank has besides, and lets go.
     """
+    dist.barrier()  # a shard that one rank lets go of while another still loads is filled again
     let_go(bench)
     before, told = set(known(bench)), []
     dist.barrier()  # what comes now is no longer from before
