@@ -23,23 +23,22 @@ def parse_bytes(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} is no size: write 300MB, 1.6GB or a number of bytes")
 
 
-def positive(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{count} is less than 1")
-    return count
+def count(text: str) -> int:
+    if text.isdecimal() and 1 <= int(text) <= 1024:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 1024")
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="deploy/quickstart", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog="deploy/quickstart", description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--bytes", "--size", dest="bytes", type=parse_bytes, default=300_000_000,
                         help="size of the checkpoint, e.g. 300MB (default) or 4GB")
-    parser.add_argument("--ranks", type=positive,
+    parser.add_argument("--ranks", type=count,
                         help="daemons and trainers (default 2, or 1 where there is one GPU)")
     parser.add_argument("--memory", choices=("auto", "host", "cuda"), default="auto",
                         help="where shards live: on a GPU per rank, or in host memory; auto (default): on GPUs "
                         "where both ckptd and PyTorch see any")
-    parser.add_argument("--steps", type=positive, default=2, help="training steps before the kill (default 2)")
+    parser.add_argument("--steps", type=count, default=2, help="training steps before the kill (default 2)")
     parser.add_argument("--keep", action="store_true", help="leave the daemons running")
     parser.add_argument("--directory", type=pathlib.Path, default=ROOT / "build" / "main-job",
                         help="where the checkpoint and the sockets go")
