@@ -147,7 +147,8 @@ absl::Status WaitForFd(int fd, short events, Deadline deadline, const std::strin
 absl::Status SendWithFds(int socket, std::span<const std::byte> bytes, std::span<const int> fds,
                          Deadline deadline) {
   if (fds.size() > kMaxFdsPerMessage || (bytes.empty() && !fds.empty())) {
-    return Invalid(fmt::format("sending {} descriptors with {} bytes: at most {}, with 1 byte",
+    return Invalid(fmt::format("sending {} descriptors with {} bytes: a message carries at most "
+                               "{} descriptors and needs at least 1 byte",
                                fds.size(), bytes.size(), kMaxFdsPerMessage));
   }
   alignas(cmsghdr) std::array<char, kControlBytes> control = {};

@@ -1,5 +1,5 @@
-// Tensors in the order in which they lie in the files, and where that order can be
-// cut. Pure.
+// Tensors in the order in which they lie in the files, and the places at which that order can be cut
+// into steps. Pure.
 #ifndef CKPTD_COMMON_PLAN_FILE_ORDER_H_
 #define CKPTD_COMMON_PLAN_FILE_ORDER_H_
 

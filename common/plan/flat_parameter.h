@@ -30,7 +30,7 @@ absl::StatusOr<FlatRun> RunOf(const Sharding& sharding, const std::vector<Mesh>&
 // two per dimension; end <= product(shape).
 std::vector<Box> BoxesOfRange(const Shape& shape, uint64_t begin, uint64_t end);
 
-// The flat parameters of a layout that `wanted` has members of, placed in a slab.
+// Those flat parameters of a layout that have a member in `wanted`, placed in a slab.
 class FlatTable {
  public:
   // Errors: LAYOUT_MISMATCH for members that overlap, end behind their flat tensor or
@@ -41,7 +41,7 @@ class FlatTable {
   // Where `rank` has them, from the slab's begin on; `end` is where the last one ends,
   // aligned. Errors: RunOf's; LAYOUT_MISMATCH for bytes that do not fit 64 bits.
   absl::StatusOr<std::vector<PlannedFlat>> PlaceFor(uint32_t rank, uint64_t& end) const;
-  // Its number among those, for a flat parameter of the layout that has a member.
+  // The index into what PlaceFor returns of this flat parameter, which has a member in `wanted`.
   uint32_t NumberOf(const FlatPlace& place) const { return numbers_[place.flat]; }
 
  private:

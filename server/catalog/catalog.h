@@ -42,7 +42,7 @@ class Catalog {
     bool active = false;
     std::vector<SourceFile> files;
     bool gathering = false;  // it waits for the group
-    // It was loaded for this: with digests, where that had them.
+    // The request that it was loaded for. Digests count as asked for if it has them.
     IdentifiedRequest asked = {};
   };
   std::optional<Match> FindMatch(const IdentifiedRequest& asked) const;
@@ -112,7 +112,7 @@ class Catalog {
   void BeginFilling(const std::string& name, uint64_t since);
   // Every rank holds its shard. False where it is not ACTIVE here.
   bool Complete(const std::string& name);
-  // On how many ranks it is, as the leader has counted.
+  // Notes on how many ranks the shard is resident, as the leader has counted.
   void NoteResidence(const std::string& name, uint32_t ranks);
 
  private:

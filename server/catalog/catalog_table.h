@@ -21,7 +21,7 @@
 
 namespace ckptd {
 
-// One checkpoint of this rank. Moments are CatalogTable::ticks.
+// One checkpoint of this rank. Times without a clock are values of CatalogTable::ticks.
 struct CatalogEntry {
   CheckpointInfo info;
   IdentifiedRequest asked;

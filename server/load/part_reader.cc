@@ -22,8 +22,9 @@ absl::Status CheckAnnounced(const ReadTarget& target) {
   for (const PeerSlab::PeerSegment& segment : target.prepared.segments) {
     if (segment.bytes > left) {
       return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
-                       fmt::format("mapping the memory of rank {}: it announces more than the {} "
-                                   "bytes of its shard; see that all daemons have one version",
+                       fmt::format("mapping the memory of rank {}: it announces segments larger "
+                                   "than its shard of {} bytes; run the same ckptd version on "
+                                   "every rank",
                                    target.who.rank, target.plan->slab_bytes));
     }
     left -= segment.bytes;

@@ -33,7 +33,7 @@ inline void RequireOneLine(const std::string& sentence) {
 inline void RequireGoodError(const absl::Status& error) {
   const std::string sentence = MessageOf(error);
   const std::string shown = "[" + ReasonOf(error) + "] " + sentence;
-  Require(!error.ok(), "an error is none");
+  Require(!error.ok(), "a refusal must be an error");
   Require(ReasonOf(error) != absl::StatusCodeToString(error.code()), "it has a reason: " + shown);
   Require(error.code() != absl::StatusCode::kInternal, "it blames the input: " + shown);
   RequireOneLine(sentence);

@@ -51,7 +51,7 @@ TEST_P(ReusedMemoryContract, LingeringMemoryMakesRoomWhenTheBudgetIsNeeded) {
   EXPECT_EQ(Matching(client->Read(), 12), all);
 }
 
-TEST_P(ReusedMemoryContract, AfterANewReaderSealedMemoryIsNeverUsedAgain) {
+TEST_P(ReusedMemoryContract, AfterTheWriterRestartedSealedMemoryIsNeverUsedAgain) {
   std::unique_ptr<Slab> held = Published(segment_, 15);
   std::vector<uint64_t> sealed = IdsOf(*Published(segment_, 16));
   const std::vector<uint64_t> held_ids = IdsOf(*held);
@@ -62,7 +62,7 @@ TEST_P(ReusedMemoryContract, AfterANewReaderSealedMemoryIsNeverUsedAgain) {
   EXPECT_FALSE(Overlap(backend_->OwnedSegments(), sealed));
 }
 
-TEST_P(ReusedMemoryContract, AfterANewReaderMemorySealedLaterButTakenBeforeIsNotUsedAgain) {
+TEST_P(ReusedMemoryContract, AfterTheWriterRestartedMemorySealedLaterButTakenBeforeIsNotUsedAgain) {
   std::unique_ptr<Slab> slab = Allocate(segment_);
   const std::vector<uint64_t> ids = IdsOf(*slab);
   backend_->OnWriterRestart();
@@ -71,13 +71,13 @@ TEST_P(ReusedMemoryContract, AfterANewReaderMemorySealedLaterButTakenBeforeIsNot
   EXPECT_FALSE(Overlap(IdsOf(*Allocate(segment_)), ids));
 }
 
-TEST_P(ReusedMemoryContract, MemoryTakenAfterANewReaderIsUsedAgainThoughSealed) {
+TEST_P(ReusedMemoryContract, MemoryTakenAfterTheWriterRestartedIsUsedAgainThoughSealed) {
   backend_->OnWriterRestart();
   const std::vector<uint64_t> ids = IdsOf(*Published(segment_, 17));
   EXPECT_EQ(IdsOf(*Allocate(segment_)), ids);
 }
 
-TEST_P(ReusedMemoryContract, AfterANewReaderUnsealedMemoryIsStillUsedAgain) {
+TEST_P(ReusedMemoryContract, AfterTheWriterRestartedUnsealedMemoryIsStillUsedAgain) {
   const std::vector<uint64_t> ids = IdsOf(*Allocate(segment_));
   backend_->OnWriterRestart();
   EXPECT_EQ(IdsOf(*Allocate(segment_)), ids);

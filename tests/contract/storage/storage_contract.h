@@ -1,4 +1,4 @@
-// What every storage keeps, and its objects.
+// The tests that every Storage and its objects must pass.
 #ifndef CKPTD_TESTS_CONTRACT_STORAGE_STORAGE_CONTRACT_H_
 #define CKPTD_TESTS_CONTRACT_STORAGE_STORAGE_CONTRACT_H_
 

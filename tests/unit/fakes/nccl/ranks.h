@@ -39,7 +39,7 @@ struct Rank {
   const Channel* to_test = nullptr;  // end 1 is the rank's
   const Channel* signal = nullptr;   // of all ranks
 
-  // One rank says it, one other hears it.
+  // One rank gives the signal, another one waits for it.
   void Say() const { signal->Say(0); }
   void Hear() const { signal->Hear(1); }
   // Rank 0's id, by way of the test.
