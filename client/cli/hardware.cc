@@ -95,7 +95,11 @@ absl::Status TakeField(std::string_view key, const rapidjson::Value& value, cons
 absl::StatusOr<Hardware> ReadHardware(const std::string& file) {
   CKPTD_ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(file, kMaxFileBytes));
   rapidjson::Document parsed;
-  ParseJson(text, JsonNumbers::kExact, parsed);
+  if (const auto fault = ParseJson(text, JsonNumbers::kExact, parsed); fault.has_value()) {
+    return Refuse(file, fmt::format("it is no JSON, or has a number of more than 24 characters, near "
+                                    "byte {}",
+                                    *fault));
+  }
   if (!parsed.IsObject()) return Refuse(file, "it holds no JSON object");
   Hardware out;
   out.name = file;

@@ -160,7 +160,9 @@ std::string ToJson(const Manifest& manifest) {
 
 absl::StatusOr<Manifest> ParseManifest(std::string_view json) {
   rapidjson::Document root;
-  ParseJson(json, JsonNumbers::kOfKind, root);
+  if (const auto fault = ParseJson(json, JsonNumbers::kOfKind, root); fault.has_value()) {
+    return Invalid(fmt::format("it is no JSON near byte {}", *fault));
+  }
   if (!root.IsObject()) return Invalid("it is no JSON object");
   const auto version = Number(root, "ckptd_manifest");
   if (!version.has_value()) return Invalid("the key \"ckptd_manifest\" is missing");

@@ -125,10 +125,26 @@ absl::Status ReadAliases(const v1::RankLayout& in, RankLayout& out) {
   return absl::OkStatus();
 }
 
+// An empty mesh or sharding has two bytes in the message and many more here, where a load that
+// gathers keeps them: there are no more than a layout can use, and a few.
+absl::Status CheckCounts(const v1::RankLayout& in) {
+  constexpr int kUnused = 64;
+  if (in.shardings_size() - kUnused > in.names_size() + in.flat_parameters_size()) {
+    return Invalid(fmt::format("it has {} shardings for {} tensors and {} flat parameters",
+                               in.shardings_size(), in.names_size(), in.flat_parameters_size()));
+  }
+  if (in.meshes_size() - kUnused > in.shardings_size()) {
+    return Invalid(fmt::format("it has {} meshes for {} shardings", in.meshes_size(),
+                               in.shardings_size()));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<RankLayout> FromProto(const v1::RankLayout& in) {
   RankLayout out;
+  CKPTD_RETURN_IF_ERROR(CheckCounts(in));
   if (in.rank() < 0 || in.world_size() <= 0 || in.rank() >= in.world_size()) {
     return Invalid(fmt::format("rank {} of {} is none", in.rank(), in.world_size()));
   }

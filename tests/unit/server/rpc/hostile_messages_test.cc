@@ -96,6 +96,16 @@ TEST_F(HostileLayout, RefusesAnAliasWithoutATensor) {
   ExpectRefused();
 }
 
+TEST_F(HostileLayout, RefusesShardingsThatNoTensorCanHave) {
+  for (int i = 0; i < 66; ++i) layout_.add_shardings();
+  ExpectRefused();
+}
+
+TEST_F(HostileLayout, RefusesMeshesThatNoShardingCanHave) {
+  for (int i = 0; i < 66; ++i) layout_.add_meshes();
+  ExpectRefused();
+}
+
 TEST_F(HostileLayout, RefusesRanksOutsideOfTheirWorld) {
   for (const auto& [rank, world] : {std::pair<int, int>{-1, 2}, {2, 2}, {0, 0}, {0, -1}}) {
     layout_.set_rank(rank);
