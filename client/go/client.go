@@ -149,12 +149,18 @@ func SourceText(path string) string {
 	return (&url.URL{Scheme: "file", Path: path}).String()
 }
 
+// sendable is a copy of the caller's spec.
+func sendable(spec *v1.LoadSpec) *v1.LoadSpec {
+	spec = proto.Clone(spec).(*v1.LoadSpec)
+	spec.Source = SourceText(spec.Source)
+	return spec
+}
+
 // Start begins a load, or finds the resident checkpoint, and returns at once. The daemon keeps the
 // shard for this client until it acquires it, for 10 s after the load. A spec without a timeout
 // gets what ctx allows, at most 10 minutes.
 func (c *Client) Start(ctx context.Context, spec *v1.LoadSpec) (*v1.LoadCheckpointResponse, error) {
-	spec = proto.Clone(spec).(*v1.LoadSpec)
-	spec.Source = SourceText(spec.Source)
+	spec = sendable(spec)
 	if deadline, ok := ctx.Deadline(); ok && spec.Timeout == nil && time.Until(deadline) < defaultLoad {
 		spec.Timeout = durationpb.New(time.Until(deadline))
 	}

@@ -74,7 +74,8 @@ func (c *Client) Inspect(ctx context.Context, source string, page func(*v1.Inspe
 
 // Plan is a dry run of a load.
 func (c *Client) Plan(ctx context.Context, spec *v1.LoadSpec) (*v1.PlanLoadResponse, error) {
-	return call(ctx, c, c.options.CallTimeout, c.service.PlanLoad, &v1.PlanLoadRequest{Spec: spec}, "planning a load of "+spec.GetSource())
+	spec = sendable(spec)
+	return call(ctx, c, c.options.CallTimeout, c.service.PlanLoad, &v1.PlanLoadRequest{Spec: spec}, "planning a load of "+spec.Source)
 }
 
 // Verify has the daemon compute the digests of its shard again. Digests of what this process has
