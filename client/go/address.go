@@ -190,9 +190,9 @@ func awaitListening(ctx context.Context, address Address, wait time.Duration) er
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	for {
-		connection, err := dial(ctx, address.Path)
+		err := probe(address)
 		if err == nil {
-			return connection.Close()
+			return nil
 		}
 		if errors.Is(ctx.Err(), context.Canceled) {
 			return cancelled(ctx, "connecting to the ckptd daemon at "+address.String())
@@ -204,6 +204,18 @@ func awaitListening(ctx context.Context, address Address, wait time.Duration) er
 			return unreachable(address, err)
 		}
 	}
+}
+
+// probe says why a socket cannot be reached. It does so even when the caller's time is up: no
+// connection to a Unix socket takes longer.
+func probe(address Address) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	connection, err := dial(ctx, address.Path)
+	if err == nil {
+		connection.Close()
+	}
+	return err
 }
 
 func unreachable(address Address, err error) *Error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"time"
 	"unicode"
 
@@ -142,12 +143,8 @@ func (c *Client) translate(ctx context.Context, err error, doing string) *Error 
 
 // lost is the error for a connection that failed. A plain connection finds out why.
 func (c *Client) lost(doing, details string) *Error {
-	ctx, cancel := context.WithTimeout(context.Background(), connectPause)
-	defer cancel()
-	connection, err := dial(ctx, c.address.Path)
-	if err == nil {
-		connection.Close()
-	} else if !errors.Is(err, context.DeadlineExceeded) {
+	// EAGAIN: its queue of connections is full.
+	if err := probe(c.address); err != nil && !errors.Is(err, syscall.EAGAIN) {
 		return unreachable(c.address, err)
 	}
 	return c.silent(doing, details)

@@ -71,7 +71,7 @@ func refused(code codes.Code, reason string) error {
 	return status.FromProto(from).Err()
 }
 
-// clientOf connects to the service. A daemon counts as gone after 0.3 s.
+// clientOf connects to the service.
 func clientOf(t *testing.T, answers *service) (context.Context, *Client) {
 	path := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", path)
@@ -84,7 +84,7 @@ func clientOf(t *testing.T, answers *service) (context.Context, *Client) {
 	t.Cleanup(server.Stop)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
-	client, err := Connect(ctx, Options{Address: Query{Address: path}, GoneTimeout: 300 * time.Millisecond})
+	client, err := Connect(ctx, Options{Address: Query{Address: path}, GoneTimeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,6 +125,7 @@ func TestAWatchOfASilentDaemonEnds(t *testing.T) {
 		<-stream.Context().Done()
 		return stream.Context().Err()
 	}})
+	client.options.GoneTimeout = 200 * time.Millisecond
 	_, err := client.Watch(ctx, nameOfTests, nil)
 	if ReasonOf(err) != ReasonDaemonUnreachable || errors.Is(err, context.Canceled) {
 		t.Error(err)

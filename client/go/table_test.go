@@ -60,7 +60,7 @@ func TestATableThatCannotBeTrueIsRefused(t *testing.T) {
 		"no dtype":              func(p *v1.TensorTable) { p.Dtypes[0] = 0 },
 		"negative dtype":        func(p *v1.TensorTable) { p.Dtypes[0] = -1 },
 		"other bytes":           func(p *v1.TensorTable) { p.Bytes[0] = 56 },
-		"half a byte":           func(p *v1.TensorTable) { p.Dims[2] = 7 },
+		"half a byte":           func(p *v1.TensorTable) { p.Dims[2], p.Bytes[1] = 7, 3 },
 		"overflowing shape":     func(p *v1.TensorTable) { p.Dims[0], p.Dims[1], p.Bytes[0] = 1<<40, 1<<40, 0 },
 		"before its alignment":  func(p *v1.TensorTable) { p.Offsets[0] = 2 },
 		"behind the slab":       func(p *v1.TensorTable) { p.Offsets[0] = slabOfTests - 64 },
