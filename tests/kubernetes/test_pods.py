@@ -89,7 +89,7 @@ def test_the_longest_path_of_a_socket_fits(kind, template):
 @each_pod
 def test_every_variable_of_the_daemons_is_a_setting(kind, template):
     said = set(manifests.environment(manifests.daemon_container(template)))
-    known = settings() | FACTS | {"JOBSET_NAME", "HOME"}
+    known = settings() | FACTS | {"JOBSET_NAME", "HOME", "CUDA_DEVICE_ORDER"}
     assert {key for key in said if key not in known and not key.startswith(("PET_", "OMP_"))} == set()
 
 
@@ -136,6 +136,13 @@ def test_gpus_are_where_the_memory_is(kind, template):
         assert not any(claims)
     sees = bool(daemon["resources"].get("claims")) or "nvidia.com/gpu" in daemon["resources"]["limits"]
     assert manifests.environment(daemon)["CKPTD_MEMORY"] == ("cuda" if sees else "host")
+
+
+@each_pod
+def test_containers_with_gpus_number_them_alike(kind, template):
+    if manifests.environment(manifests.daemon_container(template))["CKPTD_MEMORY"] == "cuda":
+        orders = [manifests.environment(container).get("CUDA_DEVICE_ORDER") for container in manifests.containers(template)]
+        assert orders == ["PCI_BUS_ID"] * len(orders)
 
 
 @each_pod

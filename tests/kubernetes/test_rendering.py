@@ -3,6 +3,7 @@
 `test_rendering.py --refresh` writes the examples of job frameworks anew from the chart.
 """
 
+import shutil
 import sys
 
 import pytest
@@ -41,20 +42,40 @@ def test_every_component_is_used_by_an_overlay_or_tried_here():
     used = "".join((folder / "kustomization.yaml").read_text(encoding="utf-8") for folder in manifests.overlays())
     unused = {path.parent.name for path in manifests.FOLDER.glob("components/*/kustomization.yaml")
               if f"components/{path.parent.name}\n" not in used}
-    assert unused == {"preload"}
+    assert unused == {"preload", "group-key-file"}
+
+
+def write_overlay(folder, base, *components):
+    folder.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump({"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
+                           "resources": [base], "components": list(components)})
+    (folder / "kustomization.yaml").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A copy of the bases and components, to which a test may add."""
+    for name in ("base", "components"):
+        shutil.copytree(manifests.FOLDER / name, tmp_path / name)
+    return tmp_path
 
 
 @pytest.mark.parametrize("form", ["sidecar", "supervisor"])
-def test_the_component_preload_names_the_checkpoint_to_the_daemons(form, tmp_path):
-    # Kustomize takes relative paths alone.
-    up = "../" * len(tmp_path.resolve().parts[1:])
-    at = up + str(manifests.FOLDER).lstrip("/")
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({
-        "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
-        "resources": [f"{at}/base/{form}"], "components": [f"{at}/components/preload"]}), encoding="utf-8")
-    template, = manifests.all_pod_templates(manifests.kustomize(tmp_path))
+def test_the_component_preload_names_the_checkpoint_to_the_daemons(form, copied):
+    overlay = write_overlay(copied / "overlay", f"../base/{form}", "../components/preload")
+    template, = manifests.all_pod_templates(manifests.kustomize(overlay))
     said = manifests.environment(manifests.daemon_container(template))
     assert said["CKPTD_LOAD"] == "/models/my-model" and said["CKPTD_DTYPE"] == "BF16"
+
+
+def test_the_key_in_a_file_becomes_the_secret_that_the_daemons_read(copied):
+    key = "0123456789abcdef" * 4
+    (copied / "components/group-key-file/group-key").write_text(key, encoding="utf-8")
+    overlay = write_overlay(copied / "overlay", "../base/sidecar", "../components/several-pods",
+                            "../components/group-key", "../components/group-key-file")
+    from_chart = manifests.documents(manifests.render({"nodes": 4, "peerAuth": {"key": key}}))
+    assert manifests.by_name(manifests.kustomize(overlay)) == manifests.by_name(from_chart)
 
 
 # --- the chart ---------------------------------------------------------------

@@ -8,6 +8,9 @@
   value: {{ .Values.perNode | quote }}
 - name: CKPTD_MEMORY
   value: {{ .Values.daemon.memory }}
+{{- if eq .Values.daemon.memory "cuda" }}
+{{ include "ckptd.deviceOrder" . }}
+{{- end }}
 # Two pods of one node show the same boot id, and share no folder of sockets.
 - name: CKPTD_HOST_ID
   valueFrom:
@@ -68,6 +71,12 @@
 {{- end }}
 {{- end -}}
 
+{{/* Two containers number the same GPUs alike, so that daemon and trainer of a rank take the same one. */}}
+{{- define "ckptd.deviceOrder" -}}
+- name: CUDA_DEVICE_ORDER
+  value: PCI_BUS_ID
+{{- end -}}
+
 {{/* Variables of the trainers: where the daemons are, and torchrun's own. */}}
 {{- define "ckptd.trainerEnv" -}}
 {{- if ne .Values.form "supervisor" }}
@@ -75,6 +84,9 @@
   value: {{ .Values.runDir }}
 - name: CKPTD_JOB
   value: {{ .Values.name }}
+{{- if eq .Values.daemon.memory "cuda" }}
+{{ include "ckptd.deviceOrder" . }}
+{{- end }}
 {{- end }}
 - name: HOME
   value: /tmp
