@@ -18,6 +18,7 @@
 #include "common/devices/device_map.h"
 #include "common/source/open.h"
 #include "common/wire/layout.h"
+#include "common/wire/plan.h"
 
 namespace ckptd::cli {
 namespace {
@@ -63,23 +64,7 @@ absl::StatusOr<v1::DeviceMap> PlanHere(const std::string& source, const DtypePol
   CKPTD_ASSIGN_OR_RETURN(const DeviceMap map,
                          PlanDeviceMap(tree, {WayOf(arguments.way).here, std::move(max_memory),
                                               arguments.no_split}));
-  v1::DeviceMap out;
-  for (const PlacedModule& placed : map.modules) {
-    v1::DeviceMap::Module& module = *out.add_modules();
-    module.set_name(placed.name);
-    module.set_device(placed.device);
-    module.set_bytes(placed.bytes);
-  }
-  for (const PlacedDevice& placed : map.devices) {
-    v1::DeviceMap::Device& device = *out.add_devices();
-    device.set_device(placed.device);
-    device.set_limit_bytes(placed.limit_bytes);
-    device.set_placed_bytes(placed.placed_bytes);
-  }
-  out.set_total_bytes(map.total_bytes);
-  out.set_largest_layer_bytes(map.largest_layer_bytes);
-  for (const std::string& warning : map.warnings) out.add_warnings(MessageText(warning));
-  return out;
+  return ToProto(map);
 }
 
 absl::StatusOr<v1::DeviceMap> PlanRemote(const std::string& source, const DtypePolicy& dtypes,

@@ -13,22 +13,10 @@
 #include "common/base/status.h"
 #include "common/plan/group_plan.h"
 #include "common/source/open.h"
-#include "common/source/path_text.h"
+#include "common/wire/plan.h"
 
 namespace ckptd::cli {
 namespace {
-
-void AddRank(const PlannedRank& plan, v1::PlanLoadResponse& out) {
-  v1::RankPlan& rank = *out.add_ranks();
-  rank.set_rank(static_cast<int32_t>(plan.rank));
-  rank.set_slab_bytes(plan.slab_bytes);
-  rank.set_tensor_bytes(plan.tensor_bytes);
-  rank.set_tensor_count(static_cast<uint32_t>(plan.tensors));
-  // Rank 0 reads, and its own bytes are sent to nobody.
-  rank.set_received_bytes(plan.rank == 0 ? 0 : plan.tensor_bytes);
-  out.set_peak_rank_bytes(std::max(out.peak_rank_bytes(), plan.slab_bytes));
-  out.set_total_slab_bytes(out.total_slab_bytes() + plan.slab_bytes);
-}
 
 void AddWarnings(uint64_t source_bytes, bool casts_down, PlanOutput& out) {
   const v1::PlanLoadResponse& plan = out.plan();
@@ -100,22 +88,10 @@ absl::StatusOr<PlanOutput> PlanOffline(const std::string& source, const std::str
   CKPTD_ASSIGN_OR_RETURN(const std::vector<Cohort> cohorts, rules.ForRanks(*index, ranks));
   CKPTD_ASSIGN_OR_RETURN(const GroupPlan plan, GroupPlan::Make(index, cohorts, policy));
   PlanOutput out;
-  v1::PlanLoadResponse& answer = *out.mutable_plan();
-  bool casts_down = false;
-  for (const PlannedRank& rank : plan.ranks()) {
-    AddRank(rank, answer);
-    casts_down = casts_down || rank.casts_down;
-  }
-  const std::vector<uint64_t> read = plan.ReadBytes();
-  for (size_t i = 0; i < index->files.size(); ++i) {
-    v1::FilePlan& file = *answer.add_files();
-    file.set_path(TextOfPath(index->files[i].path));
-    file.set_read_bytes(read[i]);
-    answer.set_storage_bytes(answer.storage_bytes() + read[i]);
-  }
-  answer.set_distinct_bytes(plan.DistinctBytes());
-  answer.set_plan_digest(HexDigest(plan.digest()));
-  AddWarnings(BytesOf(*index), casts_down, out);
+  *out.mutable_plan() = ToProto(plan);
+  const auto casts_down = [](const PlannedRank& rank) { return rank.casts_down; };
+  AddWarnings(BytesOf(*index), std::any_of(plan.ranks().begin(), plan.ranks().end(), casts_down),
+              out);
   return out;
 }
 

@@ -22,7 +22,7 @@ absl::StatusOr<OpenedCheckpoint> OpenNamed(const std::string& named);
 // Reads the headers of a source. Errors as OpenNamed.
 absl::StatusOr<SourceInfo> InspectOffline(const std::string& source);
 
-// Of all pieces.
+// The bytes of all pieces.
 uint64_t BytesOf(const TensorEntry& tensor);
 uint64_t BytesOf(const CheckpointIndex& index);
 

@@ -73,7 +73,7 @@ bool SkipNumber(std::string& text, size_t& at, JsonNumbers numbers) {
   return true;
 }
 
-// Of one character of UTF-8.
+// The bytes of one character of UTF-8.
 uint32_t CodePoint(std::string_view character) {
   const size_t more = character.size() - 1;
   uint32_t code = static_cast<unsigned char>(character[0]);
@@ -111,6 +111,23 @@ void PrepareJson(std::string& text, JsonNumbers numbers) {
   }
 }
 
+std::string ToAsciiJson(std::string_view json) {
+  std::string out;
+  while (!json.empty()) {
+    const size_t bytes = Utf8SequenceAt(json);
+    const uint32_t code = bytes == 0 ? 0xfffd : CodePoint(json.substr(0, bytes));
+    json.remove_prefix(std::max<size_t>(bytes, 1));
+    if (code < 0x7f) {
+      out += static_cast<char>(code);
+    } else if (code < 0x10000) {
+      out += fmt::format("\\u{:04x}", code);
+    } else {
+      out += fmt::format("\\u{:04x}\\u{:04x}", 0xd7c0 + (code >> 10), 0xdc00 + (code & 0x3ff));
+    }
+  }
+  return out;
+}
+
 std::string JsonString(std::string_view text, JsonCharacters characters) {
   constexpr std::string_view kShort = "\b\f\n\r\t\"\\";
   std::string out = "\"";
@@ -118,18 +135,16 @@ std::string JsonString(std::string_view text, JsonCharacters characters) {
     const size_t bytes = Utf8SequenceAt(text);
     const std::string_view shown = bytes == 0 ? "\xef\xbf\xbd" : text.substr(0, bytes);
     text.remove_prefix(std::max<size_t>(bytes, 1));
-    const uint32_t code = CodePoint(shown);
     if (const size_t at = kShort.find(shown); at != std::string_view::npos) {
       out.append({'\\', "bfnrt\"\\"[at]});
-    } else if (code >= 0x20 && (code < 0x7f || characters == JsonCharacters::kUtf8)) {
-      out += shown;
-    } else if (code < 0x10000) {
-      out += fmt::format("\\u{:04x}", code);
+    } else if (CodePoint(shown) < 0x20) {
+      out += fmt::format("\\u{:04x}", CodePoint(shown));
     } else {
-      out += fmt::format("\\u{:04x}\\u{:04x}", 0xd7c0 + (code >> 10), 0xdc00 + (code & 0x3ff));
+      out += shown;
     }
   }
-  return out + "\"";
+  out += '"';
+  return characters == JsonCharacters::kAscii ? ToAsciiJson(out) : out;
 }
 
 std::optional<size_t> ParseJson(std::string_view text, JsonNumbers numbers,

@@ -47,6 +47,10 @@ std::optional<size_t> ReadJson(std::string text, JsonNumbers numbers, Handler& h
 std::optional<size_t> ParseJson(std::string_view text, JsonNumbers numbers,
                                 rapidjson::Document& out);
 
+// JSON text with an escape for every character beyond ASCII, which stands in strings only. Bytes
+// that are not UTF-8 become U+FFFD.
+std::string ToAsciiJson(std::string_view json);
+
 enum class JsonCharacters { kUtf8, kAscii };
 
 // `text` as a string of JSON, quotes included. Bytes that are not UTF-8 become U+FFFD.

@@ -5,10 +5,10 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/wire/sendable_text.h"
 #include "server/rpc/call.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
-#include "server/rpc/sendable_text.h"
 
 namespace ckptd {
 namespace {

@@ -8,6 +8,8 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/source/path_text.h"
+#include "common/wire/plan.h"
+#include "common/wire/sendable_text.h"
 #include "server/load/check_request.h"
 #include "server/protocol/timing.h"
 #include "server/rpc/call.h"
@@ -16,7 +18,6 @@
 #include "server/rpc/grpc_status.h"
 #include "server/rpc/inspect_page.h"
 #include "server/rpc/join_load.h"
-#include "server/rpc/sendable_text.h"
 
 namespace ckptd {
 namespace {
@@ -28,36 +29,6 @@ constexpr int kMaxWatchers = 64;
 // The caller, and whether it has gone: then nobody needs the answer.
 CallContext AskerOf(const grpc::ServerContext& context) {
   return {DeadlineOf(context, timing::kLongestClientCall), [&context] { return context.IsCancelled(); }};
-}
-
-v1::PlanLoadResponse PlanReply(const GroupPlan& plan) {
-  v1::PlanLoadResponse out;
-  uint64_t peak = 0;
-  uint64_t total = 0;
-  for (const PlannedRank& planned : plan.ranks()) {
-    auto* rank = out.add_ranks();
-    rank->set_rank(static_cast<int32_t>(planned.rank));
-    rank->set_slab_bytes(planned.slab_bytes);
-    rank->set_tensor_bytes(planned.tensor_bytes);
-    rank->set_tensor_count(static_cast<uint32_t>(planned.tensors));
-    rank->set_received_bytes(planned.rank == 0 ? 0 : planned.tensor_bytes);
-    peak = std::max(peak, planned.slab_bytes);
-    total += planned.slab_bytes;
-  }
-  const std::vector<uint64_t> reads = plan.ReadBytes();
-  uint64_t storage = 0;
-  for (size_t i = 0; i < reads.size(); ++i) {
-    auto* file = out.add_files();
-    file->set_path(TextOfPath(plan.index().files[i].path));
-    file->set_read_bytes(reads[i]);
-    storage += reads[i];
-  }
-  out.set_storage_bytes(storage);
-  out.set_peak_rank_bytes(peak);
-  out.set_total_slab_bytes(total);
-  out.set_distinct_bytes(plan.DistinctBytes());
-  out.set_plan_digest(HexDigest(plan.digest()));
-  return out;
 }
 
 }  // namespace
@@ -118,7 +89,7 @@ grpc::Status CheckpointServiceImpl::PlanLoad(grpc::ServerContext* context,
   if (!load.ok()) return ToGrpc(load.status());
   const auto dry = node_.Plan(*load, AskerOf(*context));
   if (!dry.ok()) return ToGrpc(dry.status());
-  *response = PlanReply(*dry);
+  *response = ToProto(*dry);
   return grpc::Status::OK;
 }
 

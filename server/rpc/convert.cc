@@ -9,8 +9,8 @@
 #include "common/base/status.h"
 #include "common/source/path_text.h"
 #include "common/wire/layout.h"
+#include "common/wire/sendable_text.h"
 #include "server/protocol/timing.h"
-#include "server/rpc/sendable_text.h"
 
 namespace ckptd {
 namespace {

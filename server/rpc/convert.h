@@ -48,7 +48,6 @@ absl::StatusOr<LoadRequest> FromProto(const v1::LoadSpec& spec);
 // For a request with a device map. Errors: ParseMaxMemory's; InvalidArgument INVALID_REQUEST if
 // it has a layout, too.
 absl::StatusOr<DeviceMapRequest> DeviceMapRequestFrom(const v1::PlanLoadRequest& request);
-v1::DeviceMap ToProto(const DeviceMap& map);
 v1::ProposeRequest ToProto(uint32_t rank, const LoadRequest& request);
 absl::StatusOr<LoadRequest> FromProto(const v1::ProposeRequest& request);
 

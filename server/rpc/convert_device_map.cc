@@ -1,4 +1,4 @@
-// Device maps: proto and domain.
+// What is asked of a device map, from the message.
 #include <fmt/format.h>
 
 #include <utility>
@@ -7,7 +7,6 @@
 #include "common/base/status.h"
 #include "common/source/path_text.h"
 #include "server/rpc/convert.h"
-#include "server/rpc/sendable_text.h"
 
 namespace ckptd {
 namespace {
@@ -46,26 +45,6 @@ absl::StatusOr<DeviceMapRequest> DeviceMapRequestFrom(const v1::PlanLoadRequest&
   CKPTD_ASSIGN_OR_RETURN(out.devices.way, FromProto(rules.way()));
   CKPTD_ASSIGN_OR_RETURN(out.devices.max_memory, ParseMaxMemory(rules.max_memory()));
   out.devices.no_split.assign(rules.no_split().begin(), rules.no_split().end());
-  return out;
-}
-
-v1::DeviceMap ToProto(const DeviceMap& map) {
-  v1::DeviceMap out;
-  for (const PlacedModule& placed : map.modules) {
-    v1::DeviceMap::Module& module = *out.add_modules();
-    module.set_name(placed.name);
-    module.set_device(placed.device);
-    module.set_bytes(placed.bytes);
-  }
-  for (const PlacedDevice& placed : map.devices) {
-    v1::DeviceMap::Device& device = *out.add_devices();
-    device.set_device(placed.device);
-    device.set_limit_bytes(placed.limit_bytes);
-    device.set_placed_bytes(placed.placed_bytes);
-  }
-  out.set_total_bytes(map.total_bytes);
-  out.set_largest_layer_bytes(map.largest_layer_bytes);
-  for (const std::string& warning : map.warnings) out.add_warnings(SendableText(warning));
   return out;
 }
 

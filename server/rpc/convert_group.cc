@@ -7,9 +7,9 @@
 #include "common/base/status.h"
 #include "common/source/path_text.h"
 #include "common/wire/layout.h"
+#include "common/wire/sendable_text.h"
 #include "common/wire/source_table.h"
 #include "server/rpc/convert.h"
-#include "server/rpc/sendable_text.h"
 
 namespace ckptd {
 namespace {

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "common/source/path_text.h"
+#include "common/wire/sendable_text.h"
 #include "server/protocol/timing.h"
 #include "server/rpc/convert.h"
-#include "server/rpc/sendable_text.h"
 
 namespace ckptd {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "ckptd/v1/error.pb.h"
 #include "common/base/status.h"
-#include "server/rpc/sendable_text.h"
+#include "common/wire/sendable_text.h"
 
 namespace ckptd {
 namespace {

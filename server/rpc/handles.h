@@ -1,4 +1,4 @@
-// What differs by the kind of a memory handle in the messages of an acquire.
+// The messages of an acquire, as far as they differ by the kind of a memory handle.
 #ifndef CKPTD_SERVER_RPC_HANDLES_H_
 #define CKPTD_SERVER_RPC_HANDLES_H_
 

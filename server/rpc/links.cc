@@ -9,8 +9,8 @@
 #include "common/base/mutex.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/wire/sendable_text.h"
 #include "server/rpc/convert.h"
-#include "server/rpc/sendable_text.h"
 #include "server/rpc/transfer_sink.h"
 
 namespace ckptd {

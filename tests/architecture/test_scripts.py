@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# What would install, configure or build.
+# These would install, configure or build.
 TOOLS = ("apt-get", "dpkg-query", "sudo", "cmake", "ninja", "ctest", "pip")
 
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "inputs.pb.h"
+#include "common/wire/plan.h"
 #include "server/rpc/convert.h"
 #include "tests/fuzz/message_input.h"
 #include "tests/fuzz/properties.h"

@@ -23,7 +23,7 @@ class HeaderSax : public rapidjson::BaseReaderHandler<rapidjson::UTF8<>, HeaderS
   using Size = rapidjson::SizeType;
   explicit HeaderSax(SafetensorsHeader& header) : header_(header) {}
 
-  // Of a header that is not taken: reading it ended at `byte`.
+  // The error of a header that is refused: reading it ended at `byte`.
   absl::Status ErrorAt(size_t byte) {
     if (error_.ok()) Fail(kBadJson, fmt::format("its header is not valid JSON near byte {}", byte));
     return error_;

@@ -33,7 +33,7 @@ class IndexSax : public rapidjson::BaseReaderHandler<rapidjson::UTF8<>, IndexSax
  public:
   using Size = rapidjson::SizeType;
   absl::StatusOr<IndexJson> Finish();
-  // Of an index that is not taken: reading it ended at `byte`.
+  // The error of an index that is refused: reading it ended at `byte`.
   absl::Status ErrorAt(size_t byte) {
     if (error_.ok()) Fail(fmt::format("it is not valid JSON near byte {}", byte));
     return error_;

@@ -1,6 +1,6 @@
 // Turns foreign text (names of files, messages of libraries) into valid protobuf strings.
-#ifndef CKPTD_SERVER_RPC_SENDABLE_TEXT_H_
-#define CKPTD_SERVER_RPC_SENDABLE_TEXT_H_
+#ifndef CKPTD_COMMON_WIRE_SENDABLE_TEXT_H_
+#define CKPTD_COMMON_WIRE_SENDABLE_TEXT_H_
 
 #include <cstddef>
 #include <string>
@@ -29,4 +29,4 @@ inline std::string SendableFact(std::string_view key, std::string_view value, si
 
 }  // namespace ckptd
 
-#endif  // CKPTD_SERVER_RPC_SENDABLE_TEXT_H_
+#endif  // CKPTD_COMMON_WIRE_SENDABLE_TEXT_H_
