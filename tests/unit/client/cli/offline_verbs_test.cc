@@ -200,6 +200,9 @@ TEST_F(OfflineVerbs, PlanSaysWhatIsWrongWithHardware) {
     EXPECT_EQ(outcome.code, kExitFailed) << text;
     EXPECT_THAT(outcome.err, HasSubstr("reading the hardware of")) << text;
   }
+  std::ofstream(file) << R"({"link": 0.0000000000000000000000001})";
+  EXPECT_THAT(run_({"plan", model_, "--layout", "fsdp:2", "--hardware", file}).err,
+              HasSubstr("a number of more than 24 characters, near byte 9"));
 }
 
 TEST_F(OfflineVerbs, PlanWarnsOfWhatRounds) {

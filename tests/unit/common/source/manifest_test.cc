@@ -151,6 +151,7 @@ TEST_F(ManifestTest, ThatIsNoneIsRefused) {
     EXPECT_THAT(ParseManifest(text),
                 FailsWith(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid));
   }
+  EXPECT_THAT(ParseManifest("{\"files\": nil}").status(), Says("it is no JSON near byte 11"));
 }
 
 TEST_F(ManifestTest, ThatLacksOrTwistsAValueIsRefused) {
