@@ -19,11 +19,14 @@ def run(tmp_path_factory):
         (folder / tool).write_text(f"#!/bin/sh\necho {tool} >>{folder}/called\nexit 1\n")
         (folder / tool).chmod(0o755)
 
+    called = folder / "called"
+
     def run(line):
+        called.unlink(missing_ok=True)
         script, *arguments = line.split()
         done = subprocess.run([ROOT / script, *arguments], capture_output=True, text=True, timeout=30,
                               env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"})
-        assert not (folder / "called").exists(), f"{line} began with {(folder / 'called').read_text()}"
+        assert not called.exists(), f"{line} began with {called.read_text()}"
         return done
 
     return run

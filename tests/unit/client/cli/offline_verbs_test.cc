@@ -137,6 +137,8 @@ TEST_F(OfflineVerbs, PlanSaysWhatEachRankGets) {
   EXPECT_EQ(plan.ranks(0).received_bytes(), 0u);
   EXPECT_EQ(plan.ranks(1).received_bytes(), kShare);
   EXPECT_EQ(plan.distinct_bytes(), 2 * kShare);
+  EXPECT_EQ(plan.peak_rank_bytes(), plan.ranks(0).slab_bytes());
+  EXPECT_EQ(plan.total_slab_bytes(), plan.ranks(0).slab_bytes() + plan.ranks(1).slab_bytes());
   EXPECT_EQ(plan.plan_digest().size(), 16u);
 }
 

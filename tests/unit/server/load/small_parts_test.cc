@@ -10,10 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/group/membership_diff.h"
-#include "server/load/check_request.h"
 #include "server/load/load_log.h"
 #include "server/load/pending_loads.h"
 #include "server/load/progress_meter.h"
@@ -23,8 +21,6 @@
 
 namespace ckptd {
 namespace {
-
-constexpr absl::StatusCode kInvalidArgument = absl::StatusCode::kInvalidArgument;
 
 TEST(Worker, RunsTasksInTheirOrder) {
   std::vector<int> order;
@@ -116,6 +112,8 @@ TEST(ProgressMeter, CountsATransferAndNamesTheRankThatMissesMost) {
   counters.done[1] = 20;
   counters.done[2] = 60;
   counters.storage_bytes = 110;
+  counters.mapped_bytes = 70;
+  counters.direct_bytes = 40;
   ProgressMeter meter;
   meter.Expect({{0, 100}, {1, 100}, {4, 100}});
   meter.Attach(Report(0, 0, {{0, 0}, {1, 0}, {4, 0}}), counters);
@@ -124,6 +122,8 @@ TEST(ProgressMeter, CountsATransferAndNamesTheRankThatMissesMost) {
   EXPECT_EQ(progress.bytes_done, 180u);
   EXPECT_EQ(progress.sent_bytes, 80u);  // the reader's own part is not sent
   EXPECT_EQ(progress.read.storage_bytes, 110u);
+  EXPECT_EQ(progress.read.mapped_bytes, 70u);
+  EXPECT_EQ(progress.read.direct_bytes, 40u);
   EXPECT_EQ(progress.slowest_rank, 1);
 }
 
@@ -249,61 +249,6 @@ TEST(ReadProgressPublisher, OfAnotherLoadNothingWasToldYet) {
   reading.End(true);
   reading.NoteDelivered(first);
   EXPECT_TRUE(reading.Now().has_value());
-}
-
-TEST(CheckRequest, AcceptsRulesForThisGroup) {
-  EXPECT_OK(CheckRequest(RuleRequest("fsdp:2"), 1, 2));
-}
-
-TEST(CheckRequest, RefusesARelativeSource) {
-  EXPECT_THAT(CheckRequest(RuleRequest("fsdp:2", "models/m"), 1, 2),
-              FailsWith(kInvalidArgument, reason::kInvalidRequest));
-}
-
-TEST(CheckRequest, RefusesAPathThatNoFileCanHave) {
-  EXPECT_THAT(CheckRequest(RuleRequest("fsdp:2", "/" + std::string(5000, 'x')), 1, 2),
-              FailsWith(kInvalidArgument, reason::kInvalidRequest));
-}
-
-TEST(CheckRequest, RefusesRulesForAnotherGroupSize) {
-  const absl::Status status = CheckRequest(RuleRequest("fsdp:3"), 1, 2);
-  EXPECT_THAT(status, FailsWith(kInvalidArgument, reason::kWrongWorldSize));
-  EXPECT_THAT(MessageOf(status), ::testing::HasSubstr("set WORLD_SIZE and RANK"));
-}
-
-TEST(CheckRequest, RefusesAMeshOfRanksThatTheLayoutHasNot) {
-  LoadRequest request = RankRequest(1, 2);
-  RankLayout layout = *std::get<std::shared_ptr<const RankLayout>>(request.layout);
-  layout.meshes = {{{2}, {}, {0, 1}}};
-  request.layout = std::make_shared<const RankLayout>(layout);
-  EXPECT_OK(CheckRequest(request, 1, 2));
-  layout.meshes.push_back({{2}, {}, {1, 4'000'000'000}});
-  request.layout = std::make_shared<const RankLayout>(layout);
-  const absl::Status status = CheckRequest(request, 1, 2);
-  EXPECT_THAT(status, FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutInvalid));
-  EXPECT_THAT(status, Says("a mesh has rank 4000000000, the layout is for 2 ranks"));
-}
-
-TEST(CheckRequest, TellsTrainersThatAreTooManyHowManyDaemonsTheyNeed) {
-  const absl::Status status = CheckRequest(RankRequest(1, 3), 1, 2);
-  EXPECT_THAT(status, FailsWith(kInvalidArgument, reason::kWrongWorldSize));
-  EXPECT_THAT(MessageOf(status), ::testing::HasSubstr("ckptd launch --nproc 3"));
-}
-
-TEST(CheckRequest, RefusesRulesThatDoNotParse) {
-  EXPECT_THAT(CheckRequest(RuleRequest("fsdp"), 1, 2),
-              FailsWith(kInvalidArgument, reason::kLayoutInvalid));
-}
-
-TEST(CheckRequest, RefusesTheStatementOfAnotherRank) {
-  const absl::Status status = CheckRequest(RankRequest(0, 2), 1, 2);
-  EXPECT_THAT(status, FailsWith(kInvalidArgument, reason::kWrongRank));
-  EXPECT_THAT(MessageOf(status), ::testing::HasSubstr("CKPTD_ADDRESS, write {rank} in it"));
-}
-
-TEST(CheckRequest, RefusesACallerThatIsNoRankOfTheGroup) {
-  EXPECT_THAT(CheckRequest(RuleRequest("fsdp:2"), 2, 2),
-              FailsWith(kInvalidArgument, reason::kWrongRank));
 }
 
 TEST(RandomHex, HasTwoDigitsPerByteAndDiffers) {

@@ -124,7 +124,13 @@ TEST(ConvertProposal, KeepsTheRequest) {
   request.kind = HandleKind::kCudaIpc;
   request.digests = false;
   request.timeout = std::chrono::milliseconds(1500);
+  request.wait_memory = std::chrono::milliseconds(700);
+  request.job = "job";
+  request.proposal_id = "proposal";
   ASSERT_OK_AND_ASSIGN(const LoadRequest back, FromProto(ToProto(1, request)));
+  EXPECT_EQ(back.wait_memory, request.wait_memory);
+  EXPECT_EQ(back.job, request.job);
+  EXPECT_EQ(back.proposal_id, request.proposal_id);
   EXPECT_EQ(RequestDigest(back), RequestDigest(request));
   EXPECT_EQ(back.kind, request.kind);
   EXPECT_EQ(back.timeout, request.timeout);
@@ -236,6 +242,7 @@ TEST(ConvertCommit, KeepsTheCallAndItsProgress) {
   call.progress.waiting_ranks = {3};
   call.progress.conflict = "rank 3 loads /other";
   call.progress.slowest_rank = -1;
+  call.progress.read = {3, 2, 1};
   call.progress.stages = {{Stage::kOpening, std::chrono::nanoseconds(1'500'000'001)}};
   const CommitCall back = FromProto(ToProto(call));
   EXPECT_EQ(back.name, call.name);
@@ -245,6 +252,9 @@ TEST(ConvertCommit, KeepsTheCallAndItsProgress) {
   EXPECT_EQ(back.progress.waiting_ranks, call.progress.waiting_ranks);
   EXPECT_EQ(back.progress.conflict, call.progress.conflict);
   EXPECT_EQ(back.progress.slowest_rank, -1);
+  EXPECT_EQ(back.progress.read.storage_bytes, 3u);
+  EXPECT_EQ(back.progress.read.mapped_bytes, 2u);
+  EXPECT_EQ(back.progress.read.direct_bytes, 1u);
   EXPECT_EQ(back.progress.stages, call.progress.stages);
 }
 
