@@ -20,6 +20,7 @@ import traceback
 
 def main(folder, rank, world, only):
     os.environ.pop("CKPTD_ADDRESS", None)
+    import ckptd._client
     import torch
     import torch.distributed as dist
     from fake_daemon import FakeDaemon
@@ -32,6 +33,8 @@ def main(folder, rank, world, only):
         import host_view
 
         host_view.install()
+    # Daemons are there before their trainers, or never come.
+    ckptd._client.CONNECT_SECONDS = 0.5
     torch.set_num_threads(1)
     store = dist.FileStore(os.path.join(folder, "store"), world)
     dist.init_process_group(

@@ -18,6 +18,7 @@ for path in (
     if path not in sys.path:
         sys.path.insert(0, path)
 
+import warm  # noqa: E402
 from group import BINARIES, Group, clean_environment, key_for, save  # noqa: E402
 from ranks import outcome_of  # noqa: E402
 
@@ -74,6 +75,7 @@ class FailuresAtOnce:
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # in a worker of pytest-xdist nobody would see it
         config.pluginmanager.register(FailuresAtOnce(config))
+        warm.share()
 
 
 def pytest_terminal_summary(terminalreporter):

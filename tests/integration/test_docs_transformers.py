@@ -4,8 +4,6 @@ import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -66,8 +64,8 @@ for wanted in ('tp_plan="auto"', 'distributed_config=DistributedConfig(tp_plan="
     PAIRS[wanted] = (2, without_ckptd(changed), changed)
 
 
-def run(group, ranks, program, modules=()):
-    """Runs the program on each rank; with `modules`, where these are imported already."""
+def run(group, ranks, program):
+    """Runs the program on each rank."""
     store = group.run_dir / "store"
     store.unlink(missing_ok=True)
     env = {**group.environment, "CKPTD_ADDRESS": group.address("{rank}"), "HF_HUB_OFFLINE": "1",
@@ -76,9 +74,7 @@ def run(group, ranks, program, modules=()):
 
     def start(rank):
         own = {**env, "RANK": str(rank), "WORLD_SIZE": str(ranks)}
-        if modules:
-            return warm.spawn(["-c", program], own, modules, stderr=warm.PIPE)
-        return subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, env=own)
+        return warm.spawn(["-c", program], own, warm.TRANSFORMERS, stderr=warm.PIPE)
 
     running = [start(rank) for rank in range(ranks)]
     try:
@@ -113,7 +109,7 @@ def test_what_the_page_loads_before_is_what_from_pretrained_finds(start, tmp_pat
 def outcome(group, ranks, model, code):
     """What each rank has when `code` has run."""
     program = (GROUP if ranks > 1 else "") + f"MODEL = {str(model)!r}\n" + code + REPORT
-    run(group, ranks, program, warm.TRANSFORMERS)
+    run(group, ranks, program)
     return [json.loads((group.run_dir / f"found-{rank}.json").read_text()) for rank in range(ranks)]
 
 

@@ -25,7 +25,7 @@ NOT_SHOWN = {
 }
 PATIENCE = 600
 # The steps that take seconds. CKPTD_GPU_CHECKS=all: all of them, which takes minutes.
-SOME = ("checks_bytes", "checks_lifetimes", "checks_kinds", "checks_driver", "checks_kept", "figures_attach")
+SOME = ("checks_bytes", "checks_kinds", "checks_driver", "checks_kept", "figures_attach")
 
 pytest.importorskip("cuda.bindings.driver")
 pytestmark = pytest.mark.skipif(

@@ -3,12 +3,11 @@
 import contextlib
 import os
 import pathlib
-import subprocess
-import sys
 
 import ckptd
 import pytest
-from faults import assert_nothing_is_left, load_everywhere
+import warm
+from faults import Program, assert_nothing_is_left, client_environment, load_everywhere
 from group import Group, save
 from holds import HEARTBEATS, LIMIT, held_at
 
@@ -16,7 +15,6 @@ torch = pytest.importorskip("torch")
 
 OFFER = """
 import sys
-sys.path[:0] = sys.argv[2:]
 import torch
 from ckptd.torch.spread import _staging
 size = int(sys.argv[1])
@@ -30,14 +28,12 @@ sys.stdin.read()
 @pytest.fixture
 def offer():
     """offer(elements) -> (path, the process whose memory it is)."""
+    environment = {**client_environment(), "OMP_NUM_THREADS": "1"}
     with contextlib.ExitStack() as stack:
 
         def start(elements):
-            process = subprocess.Popen([sys.executable, "-c", OFFER, str(elements), *sys.path],
-                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            return process.stdout.readline().strip(), process
+            program = Program(OFFER, elements, environment=environment, modules=warm.TORCH)
+            return stack.enter_context(program).hear(), program.process
 
         yield start
 

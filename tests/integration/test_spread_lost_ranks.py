@@ -1,14 +1,11 @@
 """What ranks hear that wait for one which will never come: its reason, long before their deadline."""
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 from group import SOON
-from ranks import run_ranks
+from ranks import run_ranks, said
 
 HERE = pathlib.Path(__file__).resolve().parent
 WORLD = 3
@@ -24,23 +21,10 @@ def daemons(tmp_path_factory):
 
 def heard(folder, daemons, how, *functions):
     """What each rank that lives on heard of each function, when one was lost."""
-    environment = {**daemons.environment, "OMP_NUM_THREADS": "1", "CKPTD_TEST_ADDRESS": daemons.address("{rank}"),
-                   "PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "client/python/src"),
-                                                  str(HERE.parent / "cases"), str(HERE.parent / "python")])}
-    command = [sys.executable, str(HERE.parent / "cases/lost_rank.py"), str(folder)]
-    with open(folder / "stderr", "wb") as stderr:
-        ranks = [subprocess.Popen([*command, str(rank), str(WORLD), how, *functions], env=environment, stderr=stderr)
-                 for rank in range(WORLD)]
-        try:
-            for rank in ranks:
-                rank.wait(120)
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
+    run_ranks(daemons, folder, WORLD, HERE.parent / "cases/lost_rank.py", [how, *functions], patience=120)
     lost = 0 if how in ("its store goes with it", "it is rank 0 and late") else WORLD - 1
     files = [folder / f"rank-{rank}.json" for rank in range(WORLD) if rank != lost]
-    assert all(file.exists() for file in files), (folder / "stderr").read_text()[-3000:]
+    assert all(file.exists() for file in files), said(folder, WORLD)
     return [json.loads(file.read_text()) for file in files]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
 SOURCES = HERE.parent.parent / "client" / "python"
-for path in (str(HERE), str(HERE.parent / "cases"), str(SOURCES / "src")):
+for path in (str(HERE), str(HERE.parent / "cases"), str(HERE.parent / "testing"), str(SOURCES / "src")):
     if path not in sys.path:
         sys.path.insert(0, path)
 
@@ -21,7 +21,12 @@ if not (SOURCES / "src" / "ckptd" / "_proto" / "descriptors.pb").exists():
     )
 
 
+import warm  # noqa: E402
+
+
 def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        warm.share()
     config.addinivalue_line("markers", "slow: makes environments or needs minutes")
 
 

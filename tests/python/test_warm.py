@@ -73,7 +73,8 @@ def test_a_file_is_run_as_a_file(tmp_path):
     assert process.communicate(60)[0] == "beside True 5\n"
 
 
-def test_a_server_that_cannot_begin_leaves_nothing_and_is_not_asked_again():
+def test_a_server_that_cannot_begin_leaves_nothing_and_is_not_asked_again(monkeypatch):
+    monkeypatch.setattr(warm, "_servers", warm._Servers())
     gc.collect()  # what earlier tests left
     before = set(os.listdir("/proc/self/fd"))
     for _ in range(2):
@@ -81,4 +82,30 @@ def test_a_server_that_cannot_begin_leaves_nothing_and_is_not_asked_again():
             warm.spawn(["-c", ""], ENVIRONMENT, ("no_such_module",), stdin=warm.PIPE, stdout=warm.PIPE)
     gc.collect()  # the servers' ends
     assert set(os.listdir("/proc/self/fd")) <= before
-    assert not [kind for kind in warm._servers if "no_such_module" in kind[0]]
+    assert not [kind for kind in warm._servers._servers if "no_such_module" in kind]
+
+
+def test_processes_beside_each_other_have_their_servers_in_common():
+    """Those of a process that shares; a server that cannot begin is one request's error."""
+    shares = """
+import os, subprocess, sys, warm
+warm.share()
+warm.share()
+print(os.environ.pop("OTHER", ""), os.path.exists(os.environ[warm.VARIABLE]))
+for _ in range(2):
+    subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
+"""
+    asks = """
+import os, warm
+try:
+    warm.spawn(["-c", ""], dict(os.environ), ("no_such_module",))
+except AssertionError:
+    print("refused", flush=True)
+process = warm.spawn(["-c", "import os; print(os.getppid())"], dict(os.environ), ("json",), stdout=warm.PIPE)
+print(process.communicate(60)[0], end="", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", shares, asks], capture_output=True, text=True, timeout=120,
+                          env={**ENVIRONMENT, "PYTHONPATH": os.path.dirname(warm.__file__)})
+    where, *said = done.stdout.split("\n")
+    assert where == " True", done.stdout + done.stderr
+    assert said[0] == said[2] == "refused" and said[1] == said[3] != "", done.stdout + done.stderr

@@ -3,7 +3,8 @@
 import json
 import pathlib
 import subprocess
-import sys
+
+import warm
 
 HERE = pathlib.Path(__file__).resolve().parent
 CASES = HERE.parent / "cases"
@@ -19,22 +20,11 @@ def run_group(folder, world, cases=(), timeout=150, module="fsdp_cases"):
         "HOME": str(folder),
         "CKPTD_TEST_CASES": module,
     }
-    workers = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                str(CASES / "fsdp_worker.py"),
-                str(folder),
-                str(rank),
-                str(world),
-                *cases,
-            ],
-            env=env,
-            stdout=subprocess.DEVNULL,
-            stderr=open(folder / f"stderr-{rank}", "wb"),
-        )
-        for rank in range(world)
-    ]
+    workers = []
+    for rank in range(world):
+        command = [CASES / "fsdp_worker.py", folder, rank, world, *cases]
+        with open(folder / f"stderr-{rank}", "wb") as stderr:
+            workers.append(warm.spawn(command, env, stdout=warm.DEVNULL, stderr=stderr))
     try:
         for worker in workers:
             worker.wait(timeout)

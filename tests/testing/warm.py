@@ -9,16 +9,19 @@ arguments, __main__, the end of the interpreter; but programs of one server hash
 unless PYTHONHASHSEED gives them servers of their own. ckptd is never among the modules.
 """
 
+import collections
 import contextlib
 import gc
 import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -27,16 +30,15 @@ TORCH = (
     "numpy", "torch", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict",
     "torch.distributed.tensor", "torch.distributed.device_mesh", "safetensors.torch",
     "torch._dynamo",  # what FSDP2 and DTensor import when they are first used
+    "accelerate",
 )  # fmt: skip
-TRANSFORMERS = (*TORCH, "accelerate", "transformers", "transformers.models.llama.modeling_llama")
+TRANSFORMERS = (*TORCH, "transformers", "transformers.models.llama.modeling_llama")
 # What is read while libraries are loaded.
-AT_START = ("LD_", "OMP_", "HF_", "TRANSFORMERS_", "TORCH_", "PYTORCH_", "PYTHON")
+AT_START = ("LD_", "OMP_", "HF_", "TRANSFORMERS_", "TORCH_", "PYTORCH_", "PYTHONHASHSEED")
 PIPE, DEVNULL = subprocess.PIPE, subprocess.DEVNULL
 LARGEST = 1 << 17  # bytes of a request
 PATIENCE = 180  # seconds for a server to fork
-
-_servers = {}
-_lock = threading.Lock()
+VARIABLE = "CKPTD_TESTS_WARM"  # where the broker listens
 
 
 def _left(deadline):
@@ -104,7 +106,7 @@ class _Server:
         # It ends with its socket, when this process does.
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno()), *modules], pass_fds=[theirs.fileno()],
-            env=environment, stdin=DEVNULL, stdout=DEVNULL)  # fmt: skip
+            env={k: v for k, v in environment.items() if k != "PYTHONPATH"}, stdin=DEVNULL, stdout=DEVNULL)  # fmt: skip
         theirs.close()
 
     def fork(self, request, descriptors):
@@ -128,20 +130,69 @@ def _ends(how, default, theirs_reads):
     return write, open(read)
 
 
+class _Servers:
+    """One server for each kind of programs. Threads may fork at once."""
+
+    def __init__(self):
+        self._servers, self._locks = {}, collections.defaultdict(threading.Lock)
+
+    def fork(self, kind, request, descriptors):
+        modules, environment = request["modules"], request["environment"]
+        with self._locks[kind]:
+            server = self._servers.pop(kind, None) or _Server(modules, environment)
+            pid = server.fork(json.dumps(request).encode(), descriptors)
+            self._servers[kind] = server  # one that failed is not asked again
+        return pid
+
+
+class _Broker:
+    """The servers of another process."""
+
+    def __init__(self, path):
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LARGEST)
+        self._socket.settimeout(PATIENCE)
+        self._socket.connect(path)
+        self._lock = threading.Lock()
+
+    def fork(self, _, request, descriptors):
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+            answer = self._socket.recv(16)
+        assert int(answer or 0), "no server of programs began: its error is on the broker's stderr"
+        return int(answer)
+
+
+# Read now, as tests take such variables away.
+_servers = _Broker(os.environ[VARIABLE]) if VARIABLE in os.environ else _Servers()
+_brokers = []
+
+
+def share():
+    """Lets processes that this one starts from now on have their servers in common.
+
+    All of it ends with this process. A process that has servers in common with others already
+    starts nothing.
+    """
+    if VARIABLE in os.environ:
+        return
+    path = os.path.join(tempfile.mkdtemp(prefix="ckptd-warm."), "socket")
+    # It ends when its stdin does.
+    _brokers.append(subprocess.Popen([sys.executable, __file__, "broker", path], stdin=PIPE, stdout=PIPE))
+    assert _brokers[-1].stdout.readline() == b"listens\n", "the broker of programs did not begin"
+    os.environ[VARIABLE] = path
+
+
 def spawn(arguments, environment, modules=TORCH, stdin=DEVNULL, stdout=None, stderr=None):
     """Runs `python *arguments`, a file or -c and code, where the modules are imported. A Process."""
-    asked = {"arguments": list(map(str, arguments)), "environment": environment, "cwd": os.getcwd()}
-    request = json.dumps(asked).encode()
-    assert len(request) <= LARGEST, f"a request of {len(request)} bytes"
-    kind = (modules, *sorted((k, v) for k, v in environment.items() if k.startswith(AT_START)))
+    request = {"arguments": list(map(str, arguments)), "environment": environment, "modules": modules,
+               "cwd": os.getcwd()}  # fmt: skip
+    assert len(json.dumps(request)) <= LARGEST, f"a request of {len(json.dumps(request))} bytes"
     streams = [_ends(stdin, 0, True), _ends(stdout, 1, False), _ends(stderr, 2, False)]
     status, theirs = os.pipe()
     descriptors = [*(end for end, _ in streams), theirs]
     try:
-        with _lock:
-            server = _servers.pop(kind, None) or _Server(modules, environment)
-            pid = server.fork(request, descriptors)
-            _servers[kind] = server  # one that failed is not asked again
+        pid = _servers.fork(_kind(request), request, descriptors)
     except BaseException:
         os.close(status)
         for file in filter(None, (file for _, file in streams)):
@@ -151,6 +202,49 @@ def spawn(arguments, environment, modules=TORCH, stdin=DEVNULL, stdout=None, std
         for descriptor in descriptors:
             os.close(descriptor)
     return Process(arguments, pid, status, *(file for _, file in streams))
+
+
+def _kind(request):
+    """What programs of one server have in common."""
+    at_start = ((k, v) for k, v in request["environment"].items() if k.startswith(AT_START))
+    return (*request["modules"], *sorted(at_start))
+
+
+def _answer(client, servers):
+    """One process's requests, in a thread of the broker."""
+    with client:
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(client, LARGEST, 4)
+            if not message:
+                return
+            request = json.loads(message)
+            try:
+                pid = servers.fork(_kind(request), request, descriptors)
+            except (AssertionError, OSError) as error:
+                print(f"warm.py: {error}", file=sys.stderr, flush=True)
+                pid = 0
+            finally:
+                client.send(str(pid).encode())
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+
+def _end_with_stdin(folder):
+    sys.stdin.read()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+def _be_broker(path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        servers = _Servers()
+        threading.Thread(target=_end_with_stdin, args=[os.path.dirname(path)], daemon=True).start()
+        print("listens", flush=True)
+        while True:
+            client, _ = listener.accept()
+            threading.Thread(target=_answer, args=(client, servers), daemon=True).start()
 
 
 def serve(requests):
@@ -204,6 +298,8 @@ def become(request, descriptors):
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "broker":
+        _be_broker(sys.argv[2])
     for module in sys.argv[2:]:
         importlib.import_module(module)
     assert len(os.listdir("/proc/self/task")) == 1, "a module has started a thread, which a fork would lose"
