@@ -1,6 +1,7 @@
 """Shared parts of the integration tests: groups of daemons and small checkpoints."""
 
 import contextlib
+import gc
 import os
 import pathlib
 import sys
@@ -43,6 +44,12 @@ LONGEST = (
     "test_find_package.py",
     "test_membership_changes.py",
 )
+
+
+def pytest_collection_finish():
+    """Neither Python nor libraries that collect garbage in each call look through all that was imported."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):

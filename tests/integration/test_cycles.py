@@ -13,8 +13,8 @@ from tiers import both
 ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
 # Bytes that malloc may still spread over after a warm-up: 256 an attachment, 2 KiB a load.
 SPREAD = 256 << 10
-# What is lost is lost in each round; a moment at which more threads than ever were busy is in one.
-ROUNDS = 3
+# What is lost is lost in each round; a moment at which more threads than ever were busy is in a few.
+ROUNDS = 10
 
 
 class Rank:

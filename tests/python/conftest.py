@@ -30,6 +30,12 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "slow: makes environments or needs minutes")
 
 
+def pytest_collection_finish():
+    """Neither Python nor libraries that collect garbage in each call look through all that was imported."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def no_ambient_daemon(monkeypatch):
     for name in (

@@ -5,12 +5,19 @@
 A server of this file has imported the modules, in one thread, and forks itself for each
 program. Whatever libraries read from the environment while they are loaded, programs of one
 server have in common. All else is as in a process of its own: descriptors, environment,
-arguments, __main__, the end of the interpreter; but programs of one server hash strings alike,
-unless PYTHONHASHSEED gives them servers of their own. ckptd is never among the modules.
+arguments, __main__, exit status; but programs of one server hash strings alike, unless
+PYTHONHASHSEED gives them servers of their own. ckptd is never among the modules. At its end a
+program waits for its threads and runs its exit handlers. Its modules are not taken apart: that
+would write to all memory it has in common with the server, and cost more than most programs do.
+
+Processes that run tests beside each other have their servers in common, of a broker, once the
+first of them has called share().
 """
 
+import atexit
 import collections
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -297,6 +304,28 @@ def become(request, descriptors):
     return code, name, main
 
 
+def run_to_the_end(code, name, main):
+    """Runs the program and ends this process, as an interpreter would."""
+    status = 0
+    try:
+        exec(compile(code, name, "exec"), main.__dict__)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if not isinstance(end.code, (int, type(None))):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    threading._shutdown()  # waits for threads that are no daemons, as an interpreter's end does
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # whoever read it is gone, or it is closed
+            stream.flush()
+    # Handlers of libraries in C run too. Python's own threads stand still meanwhile.
+    ctypes.PyDLL(None).exit(status & 0xFF)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "broker":
         _be_broker(sys.argv[2])
@@ -306,4 +335,4 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()  # no program looks through these modules for garbage
     code, name, main = become(*serve(socket.socket(fileno=int(sys.argv[1]))))
-    exec(compile(code, name, "exec"), main.__dict__)
+    run_to_the_end(code, name, main)
