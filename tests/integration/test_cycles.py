@@ -9,8 +9,14 @@ from faults import assert_no_more_than, footprint, resources, sparse
 from group import sanitized, wait_until
 from tiers import both
 
-# Of all threads: with one each, how much malloc keeps depends on which of them did what.
-ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
+# Of all threads: with one each, how much malloc keeps depends on which of them did what. Large
+# blocks have mappings of their own: a small one that stays keeps no large hole behind it.
+ONE_HEAP = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "8192",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "MALLOC_TOP_PAD_": "0",
+}
 # Bytes that malloc may still spread over after a warm-up: 256 an attachment, 2 KiB a load.
 SPREAD = 256 << 10
 # What is lost is lost in each round; a moment at which more threads than ever were busy is in a few.
