@@ -9,6 +9,7 @@ import fsdp1_cases
 import torch
 import torch.distributed as dist
 from fsdp_cases import Bench, Net, numbers
+from group import wait_until
 from spread_bench import storage_bytes_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -46,7 +47,8 @@ class Preloaded(Bench):
             if self.rank == 0:
                 client.load(self.path, **self.rule)
             dist.barrier()
-            (mine,) = self.of_path(client)
+            # The rank that asked may hear of its shard before another one has its own.
+            (mine,) = wait_until(lambda: self.of_path(client), "this rank's shard")
             self.name = mine.name
         self.read = storage_bytes_of(self, self.path)
         return self.path
