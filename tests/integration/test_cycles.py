@@ -1,9 +1,11 @@
 """What is done a thousand times leaves descriptors, threads, memory and leases as they were."""
 
 import contextlib
+import os
 
 import ckptd
 import grpc
+import pytest
 from ckptd import _proto
 from faults import assert_no_more_than, footprint, resources, sparse
 from group import sanitized, wait_until
@@ -89,7 +91,10 @@ def test_a_thousand_attachments_leave_everything_flat(start, tmp_path):
         assert_flat(group, [rank], cycle, 100, 1000)
 
 
-@both
+# On fake GPUs that other tests of the process have used, daemons on a busy machine take some KiB
+# more for each load. By itself this is flat, so it has a process of its own.
+@pytest.mark.parametrize("memory", ["host", pytest.param("cuda", marks=pytest.mark.skipif(
+    os.environ.get("CKPTD_CYCLES") != "all", reason="loads on GPUs have a process of their own in tests/run long"))], indirect=True)
 def test_a_hundred_loads_and_unloads_leave_everything_flat(start, tmp_path):
     group = start(2, environment=ONE_HEAP)
     path = sparse(tmp_path / "m.safetensors", 3 << 20)
