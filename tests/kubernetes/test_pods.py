@@ -8,10 +8,8 @@ import manifests
 
 RENDERINGS = manifests.renderings()
 # What a controller adds to the containers of a pod, and so may be named in their arguments and variables.
-INJECTED = {"LeaderWorkerSet": {"LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX"},
+INJECTED = {"LeaderWorkerSet": {"LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX", "LWS_GROUP_SIZE"},
             "PyTorchJob": {"RANK", "MASTER_ADDR", "MASTER_PORT"}}
-# Read by `ckptd` and by the scripts of the probes, besides the settings.
-FACTS = {"LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "GROUP_RANK"}
 TRAINERS = {"CKPTD_RUN_DIR", "CKPTD_JOB"}
 
 
@@ -33,6 +31,11 @@ def settings():
 
 def trainer_of(template):
     return template["spec"]["containers"][0]
+
+
+def with_work(template):
+    """The containers but the one that only waits."""
+    return [container for container in manifests.containers(template) if container["name"] != "wait"]
 
 
 def mounts(container):
@@ -88,7 +91,7 @@ def test_the_longest_path_of_a_socket_fits(kind, template):
 @each_pod
 def test_every_variable_of_the_daemons_is_a_setting(kind, template):
     said = set(manifests.environment(manifests.daemon_container(template)))
-    known = settings() | FACTS | {"JOBSET_NAME", "HOME", "CUDA_DEVICE_ORDER"}
+    known = settings() | {"JOBSET_NAME", "HOME", "CUDA_DEVICE_ORDER"}
     assert {key for key in said if key not in known and not key.startswith(("PET_", "OMP_"))} == set()
 
 
@@ -112,8 +115,7 @@ def test_daemons_of_two_pods_on_one_node_do_not_take_each_other_for_neighbours(k
 @each_pod
 def test_daemons_of_several_pods_have_a_key_or_certificates(kind, template):
     said = manifests.environment(manifests.daemon_container(template))
-    arguments = " ".join(manifests.daemon_container(template).get("args", []))
-    several = "GROUP_WORLD_SIZE" in said or "--nnodes" in arguments
+    several = "CKPTD_PEER_PORT" in said
     key = "CKPTD_GROUP_KEY_FILE" in said
     assert key + ("CKPTD_TLS_CERT" in said) == several
     secrets = [volume for volume in template["spec"]["volumes"] if "secret" in volume]
@@ -128,7 +130,7 @@ def test_daemons_of_several_pods_have_a_key_or_certificates(kind, template):
 @each_pod
 def test_gpus_are_where_the_memory_is(kind, template):
     daemon = manifests.daemon_container(template)
-    claims = [container["resources"].get("claims") for container in manifests.containers(template)]
+    claims = [container["resources"].get("claims") for container in with_work(template)]
     if "resourceClaims" in template["spec"]:
         assert claims == [[{"name": "gpus"}]] * len(claims)
     else:
@@ -140,7 +142,7 @@ def test_gpus_are_where_the_memory_is(kind, template):
 @each_pod
 def test_containers_with_gpus_number_them_alike(kind, template):
     if manifests.environment(manifests.daemon_container(template))["CKPTD_MEMORY"] == "cuda":
-        orders = [manifests.environment(container).get("CUDA_DEVICE_ORDER") for container in manifests.containers(template)]
+        orders = [manifests.environment(container).get("CUDA_DEVICE_ORDER") for container in with_work(template)]
         assert orders == ["PCI_BUS_ID"] * len(orders)
 
 
@@ -164,6 +166,38 @@ def test_sidecars_are_native_and_have_all_probes(kind, template):
     else:
         # Restarting that container would end the trainer.
         assert probes == {"readinessProbe"}
+
+
+@each_pod
+def test_probes_ask_the_port_that_the_daemons_serve_health_on(kind, template):
+    daemon = manifests.daemon_container(template)
+    port = int(manifests.environment(daemon)["CKPTD_HEALTH_PORT"])
+    assert port in [one["containerPort"] for one in daemon["ports"]]
+    asked = {key: value["grpc"] for key, value in daemon.items() if key.endswith("Probe")}
+    assert {one["port"] for one in asked.values()} == {port}
+    # A load may take an hour, and other pods may come late: neither is a reason to start the daemons again.
+    services = {"startupProbe": "liveness", "livenessProbe": "liveness", "readinessProbe": "ckptd.v1.Group"}
+    if kind == "PyTorchJob":  # whose Service hides the first pod from the others until it is ready
+        services["readinessProbe"] = "liveness"
+    assert {key: one["service"] for key, one in asked.items()} == {key: services[key] for key in asked}
+
+
+@each_pod
+def test_ports_of_daemons_are_fixed_and_apart_from_the_health_port(kind, template):
+    daemon = manifests.daemon_container(template)
+    said = manifests.environment(daemon)
+    if "CKPTD_PEER_PORT" not in said:
+        return
+    first = int(said["CKPTD_PEER_PORT"])
+    leader = said.get("CKPTD_RENDEZVOUS") or " ".join(daemon["args"])
+    # Rank 0's is the first of its pod's.
+    assert f":{first}" in leader and not first <= int(said["CKPTD_HEALTH_PORT"]) < first + 8
+
+
+@each_pod
+def test_an_init_container_waits_behind_the_sidecar(kind, template):
+    names = [container["name"] for container in template["spec"].get("initContainers", [])]
+    assert names in ([], ["ckptd"], ["ckptd", "wait"])
 
 
 @each_pod
@@ -198,7 +232,7 @@ def test_every_number_of_pods_is_the_same(name):
         for template in manifests.pod_templates(document):
             for container in manifests.containers(template):
                 said = manifests.environment(container)
-                counts |= {said[key] for key in ("GROUP_WORLD_SIZE", "PET_NNODES") if key in said}
+                counts |= {said[key] for key in ("PET_NNODES",) if key in said}
                 counts |= set(re.findall(r"--nnodes=(\d+)", " ".join(container.get("args", []))))
         pods_of = set(re.findall(r"'(?:completions|parallelism|numNodes|size|minAvailable)': (\d+)", str(document)))
         if document["kind"] == "PyTorchJob":

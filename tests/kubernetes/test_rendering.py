@@ -41,7 +41,7 @@ def test_every_component_is_used_by_an_overlay_or_tried_here():
     used = "".join((folder / "kustomization.yaml").read_text(encoding="utf-8") for folder in manifests.overlays())
     unused = {path.parent.name for path in manifests.FOLDER.glob("components/*/kustomization.yaml")
               if f"components/{path.parent.name}\n" not in used}
-    assert unused == {"preload", "group-key-file"}
+    assert unused == {"preload", "group-key-file", "wait"}
 
 
 def write_overlay(folder, base, *components):
@@ -66,6 +66,15 @@ def test_the_component_preload_names_the_checkpoint_to_the_daemons(form, copied)
     template, = manifests.all_pod_templates(manifests.kustomize(overlay))
     said = manifests.environment(manifests.daemon_container(template))
     assert said["CKPTD_LOAD"] == "/models/my-model" and said["CKPTD_DTYPE"] == "BF16"
+
+
+def test_the_component_wait_has_an_init_container_wait_behind_the_sidecar(copied):
+    overlay = write_overlay(copied / "overlay", "../base/sidecar", "../components/wait")
+    from_chart = manifests.documents(manifests.render({"trainer": {"waitFor": "group"}}))
+    assert manifests.by_name(manifests.kustomize(overlay)) == manifests.by_name(from_chart)
+    # `comparable` takes the order out.
+    template, = manifests.all_pod_templates(manifests.kustomize(overlay))
+    assert [one["name"] for one in template["spec"]["initContainers"]] == ["ckptd", "wait"]
 
 
 def test_the_key_in_a_file_becomes_the_secret_that_the_daemons_read(copied):
@@ -97,6 +106,8 @@ def test_helm_finds_nothing_to_complain_about(path):
     ({"daemon": {"memory": "cuda"}}, "the daemons need GPUs"),
     ({"daemon": {"memory": "cuda"}, "gpus": {"access": "device-plugin"}}, "only by a claim"),
     ({"load": {"readyWhen": "loaded"}}, "load.source"),
+    ({"form": "supervisor", "trainer": {"waitFor": "group"}}, "trainer.waitFor"),
+    ({"trainer": {"waitFor": "ready"}}, "waitFor"),
     ({"nodes": 0}, "nodes"),
     ({"frm": "sidecar"}, "frm"),
     ({"daemon": {"env": {"PATH": "/x"}}}, "PATH"),

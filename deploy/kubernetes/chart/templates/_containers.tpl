@@ -4,8 +4,10 @@
   value: {{ .Values.runDir }}
 - name: CKPTD_JOB
   value: {{ .Values.name }}
-- name: LOCAL_WORLD_SIZE
+{{- if ne .Values.form "supervisor" }}
+- name: PET_NPROC_PER_NODE
   value: {{ .Values.perNode | quote }}
+{{- end }}
 - name: CKPTD_MEMORY
   value: {{ .Values.daemon.memory }}
 {{- if eq .Values.daemon.memory "cuda" }}
@@ -16,18 +18,23 @@
   valueFrom:
     fieldRef:
       fieldPath: metadata.uid
+- name: CKPTD_HEALTH_PORT
+  value: {{ .Values.daemon.healthPort | quote }}
 {{- if include "ckptd.several" . }}
+- name: CKPTD_PEER_PORT
+  value: {{ .Values.daemon.port | quote }}
 {{- if ne .Values.workload "PyTorchJob" }}
+{{- if and (ne .Values.form "supervisor") (ne .Values.workload "LeaderWorkerSet") }}
+# The number of the pod is in JOB_COMPLETION_INDEX, which the Job sets.
+- name: PET_NNODES
+  value: {{ .Values.nodes | quote }}
+{{- end }}
 {{- if eq .Values.workload "TrainJob" }}
 - name: JOBSET_NAME
   valueFrom:
     fieldRef:
       fieldPath: metadata.labels['jobset.sigs.k8s.io/jobset-name']
 {{- end }}
-- name: GROUP_WORLD_SIZE
-  value: {{ .Values.nodes | quote }}
-- name: GROUP_RANK
-  {{- include "ckptd.nodeRank" . | nindent 2 }}
 - name: CKPTD_RENDEZVOUS
   value: {{ include "ckptd.leader" . }}:{{ .Values.daemon.port }}
 {{- end }}
@@ -117,32 +124,22 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{/* Probes: each asks the admin sockets of this pod, and no other pod. */}}
-{{- define "ckptd.answers" -}}
-- /bin/sh
-- -ec
-- |
-  set -- "$CKPTD_RUN_DIR/$CKPTD_JOB"/rank-*[0-9].sock
-  [ $# -eq "$LOCAL_WORLD_SIZE" ]
-  for socket; do ckptctl --address "$socket" --timeout 5s info >/dev/null; done
-{{- end -}}
-
-{{- define "ckptd.ready" -}}
-- /bin/sh
-- -ec
-- |
-  set -- "$CKPTD_RUN_DIR/$CKPTD_JOB"/rank-*[0-9].sock
-  [ $# -eq "$LOCAL_WORLD_SIZE" ]
-  for socket; do ckptctl --address "$socket" --timeout 5s info | grep -q '^state: *READY'; done
+{{/* A probe asks grpc.health.v1 of all daemons of this pod. */}}
+{{- define "ckptd.probe" -}}
+grpc:
+  port: {{ .root.Values.daemon.healthPort }}
+  service: {{ .service }}
+timeoutSeconds: 5
 {{- end -}}
 
 {{- define "ckptd.readiness" -}}
+{{- $pytorchjob := eq .Values.workload "PyTorchJob" -}}
+{{- if $pytorchjob }}
+# The operator's Service hides pods that are not ready, so the group could not find its first pod.
+{{- end }}
 readinessProbe:
-  exec:
-    command:
-      {{- include "ckptd.ready" . | nindent 6 }}
+  {{- include "ckptd.probe" (dict "root" . "service" (ternary "liveness" "ckptd.v1.Group" $pytorchjob)) | nindent 2 }}
   periodSeconds: 10
-  timeoutSeconds: 10
 {{- end -}}
 
 {{- define "ckptd.drain" -}}
@@ -182,6 +179,37 @@ lifecycle:
 {{- end }}
 {{- end -}}
 
+{{- define "ckptd.ports" -}}
+- name: health
+  containerPort: {{ .Values.daemon.healthPort }}
+{{- if include "ckptd.several" . }}
+- name: rendezvous
+  containerPort: {{ .Values.daemon.port }}
+{{- end }}
+{{- end -}}
+
+{{/* Ends when what the trainer needs is there. It comes after the sidecar, which has started then. */}}
+{{- define "ckptd.waitContainer" -}}
+name: wait
+image: {{ .Values.daemon.image }}
+imagePullPolicy: {{ .Values.daemon.imagePullPolicy }}
+command: [ckptctl]
+args: [wait, --for, {{ .Values.trainer.waitFor | quote }}, --timeout, {{ .Values.daemon.startTimeout }}s]
+env:
+  - name: CKPTD_RUN_DIR
+    value: {{ .Values.runDir }}
+  - name: CKPTD_JOB
+    value: {{ .Values.name }}
+resources:
+  requests: {cpu: 10m, memory: 64Mi}
+  limits: {memory: 64Mi}
+securityContext:
+  {{- include "ckptd.containerSecurity" . | nindent 2 }}
+volumeMounts:
+  - name: sockets
+    mountPath: {{ .Values.runDir }}
+{{- end -}}
+
 {{/* The daemons of a pod, in a container of their own. */}}
 {{- define "ckptd.daemonContainer" -}}
 name: ckptd
@@ -191,30 +219,21 @@ command: [ckptd]
 args: [launch, --start-timeout={{ .Values.daemon.startTimeout }}]
 env:
   {{- include "ckptd.daemonEnv" . | trim | nindent 2 }}
-{{- if include "ckptd.several" . }}
 ports:
-  - name: rendezvous
-    containerPort: {{ .Values.daemon.port }}
-{{- end }}
+  {{- include "ckptd.ports" . | nindent 2 }}
 resources:
   {{- include "ckptd.resources" (dict "root" . "resources" .Values.daemon.resources "requestsGpus" (eq .Values.form "node")) | nindent 2 }}
 securityContext:
   {{- include "ckptd.containerSecurity" . | nindent 2 }}
 # The trainer starts once every daemon of this pod serves. It does not wait for other pods, nor for a load.
 startupProbe:
-  exec:
-    command:
-      {{- include "ckptd.answers" . | nindent 6 }}
+  {{- include "ckptd.probe" (dict "root" . "service" "liveness") | nindent 2 }}
   periodSeconds: 2
-  timeoutSeconds: 10
   failureThreshold: 150
 # A daemon that ends is started again by `ckptd launch`. This is for one that hangs for a minute.
 livenessProbe:
-  exec:
-    command:
-      {{- include "ckptd.answers" . | nindent 6 }}
+  {{- include "ckptd.probe" (dict "root" . "service" "liveness") | nindent 2 }}
   periodSeconds: 10
-  timeoutSeconds: 10
   failureThreshold: 6
 {{ include "ckptd.readiness" . }}
 {{ include "ckptd.drain" . }}
@@ -235,6 +254,7 @@ args:
   - launch
   - --start-timeout={{ .Values.daemon.startTimeout }}
   {{- if eq .Values.workload "PyTorchJob" }}
+  - --nproc={{ .Values.perNode }}
   - --nnodes={{ .Values.nodes }}
   - --node-rank=$(RANK)
   - --rendezvous=$(MASTER_ADDR):{{ .Values.daemon.port }}
@@ -262,16 +282,13 @@ env:
   {{- include "ckptd.daemonEnv" . | trim | nindent 2 }}
   {{- end }}
   {{- include "ckptd.trainerEnv" . | trim | nindent 2 }}
-{{- if eq .Values.workload "PyTorchJob" }}
+{{- if $supervised }}
 ports:
+  {{- if eq .Values.workload "PyTorchJob" }}
   - name: pytorchjob-port
     containerPort: 23456
-  - name: rendezvous
-    containerPort: {{ .Values.daemon.port }}
-{{- else if and $supervised (include "ckptd.several" .) }}
-ports:
-  - name: rendezvous
-    containerPort: {{ .Values.daemon.port }}
+  {{- end }}
+  {{- include "ckptd.ports" . | nindent 2 }}
 {{- end }}
 resources:
   {{- include "ckptd.resources" (dict "root" . "resources" .Values.trainer.resources "requestsGpus" true) | nindent 2 }}

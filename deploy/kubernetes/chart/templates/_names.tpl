@@ -15,6 +15,9 @@
 {{- if and (eq .Values.daemon.memory "cuda") (eq .Values.form "sidecar") (ne .Values.gpus.access "dra") -}}
 {{- fail "daemon.memory cuda in a sidecar: two containers share GPUs only by a claim, so set gpus.access to dra, or form to supervisor" -}}
 {{- end -}}
+{{- if and .Values.trainer.waitFor (ne .Values.form "sidecar") -}}
+{{- fail "trainer.waitFor: an init container waits beside a sidecar; for the form supervisor set load.readyWhen" -}}
+{{- end -}}
 {{- if and .Values.load.readyWhen (not .Values.load.source) -}}
 {{- fail "load.readyWhen: it is about what is loaded at the start, so set load.source" -}}
 {{- end -}}

@@ -41,6 +41,10 @@ spec:
   initContainers:
     - restartPolicy: Always
       {{- include "ckptd.daemonContainer" . | nindent 6 }}
+    {{- if .Values.trainer.waitFor }}
+    -
+      {{- include "ckptd.waitContainer" . | nindent 6 }}
+    {{- end }}
   {{- end }}
   containers:
     {{- if eq .Values.form "node" }}
