@@ -19,9 +19,9 @@ def pods():
             for template in manifests.pod_templates(document)]
 
 
-def each_pod(function):
-    return pytest.mark.parametrize("kind, template", [pod[1:] for pod in pods()],
-                                   ids=[f"{pod[0]}-{number}" for number, pod in enumerate(pods())])(function)
+PODS = pods()
+each_pod = pytest.mark.parametrize("kind, template", [pod[1:] for pod in PODS],
+                                   ids=[f"{pod[0]}-{number}" for number, pod in enumerate(PODS)])
 
 
 def settings():

@@ -5,8 +5,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <map>
+#include <initializer_list>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/reasons.h"
@@ -32,7 +33,8 @@ std::string FileWith(const TempFolder& folder, const std::string& text) {
 // Variables that are set as long as it exists.
 class Environment {
  public:
-  explicit Environment(const std::map<const char*, const char*>& variables) : variables_(variables) {
+  Environment(std::initializer_list<std::pair<const char*, const char*>> variables)
+      : variables_(variables) {
     for (const auto& [name, value] : variables_) ::setenv(name, value, 1);
   }
   ~Environment() {
@@ -42,14 +44,14 @@ class Environment {
   Environment& operator=(const Environment&) = delete;
 
  private:
-  const std::map<const char*, const char*> variables_;
+  const std::vector<std::pair<const char*, const char*>> variables_;
 };
 
 TEST(CommandLine, LaunchTakesItsNumbersFromAJobFramework) {
-  const Environment framework({{"LWS_LEADER_ADDRESS", "llama-0.llama"},
+  const Environment framework{{"LWS_LEADER_ADDRESS", "llama-0.llama"},
                                {"LWS_GROUP_SIZE", "4"},
                                {"LWS_WORKER_INDEX", "3"},
-                               {"PET_NPROC_PER_NODE", "8"}});
+                               {"PET_NPROC_PER_NODE", "8"}};
   ASSERT_OK_AND_ASSIGN(const CommandLine line, Parse({"launch"}));
   EXPECT_EQ(line.launch.nproc, 8u);
   EXPECT_EQ(line.launch.nnodes, 4u);
@@ -58,7 +60,7 @@ TEST(CommandLine, LaunchTakesItsNumbersFromAJobFramework) {
 }
 
 TEST(CommandLine, PodsOfAnIndexedJobAreOneGroupOnlyWhereTheirNumberIsSaid) {
-  const Environment job({{"JOB_COMPLETION_INDEX", "3"}});
+  const Environment job{{"JOB_COMPLETION_INDEX", "3"}};
   ASSERT_OK_AND_ASSIGN(const CommandLine alone, Parse({"launch"}));
   EXPECT_EQ(alone.launch.node_rank, 0u);
   ASSERT_OK_AND_ASSIGN(const CommandLine of_four, Parse({"launch", "--nnodes=4"}));
@@ -66,7 +68,7 @@ TEST(CommandLine, PodsOfAnIndexedJobAreOneGroupOnlyWhereTheirNumberIsSaid) {
 }
 
 TEST(CommandLine, LaunchDoesNotGuessWhatOnlyTorchrunCanCount) {
-  const Environment kubeflow({{"PET_NPROC_PER_NODE", "gpu"}});
+  const Environment kubeflow{{"PET_NPROC_PER_NODE", "gpu"}};
   const auto refused = Parse({"launch"});
   EXPECT_THAT(refused, FailsWith(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid));
   EXPECT_THAT(refused, Says("PET_NPROC_PER_NODE=gpu: it is no number; give --nproc"));

@@ -16,6 +16,7 @@
 #include "common/base/status.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/grpc_status.h"
+#include "tests/testing/core_values.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"
 
