@@ -37,8 +37,7 @@ constexpr char kLaunchAbout[] =
     "what trainers have attached to stays theirs. Without a command, a daemon that is given up\n"
     "(--max-restarts) ends all.\n"
     "\n"
-    "Defaults come from the variables that launchers and job frameworks set: torchrun, Kubeflow,\n"
-    "LeaderWorkerSet, Jobs and JobSets of Kubernetes, and Slurm. The first that is set counts:\n";
+    "Defaults come from variables of launchers and job frameworks. The first that is set counts:\n";
 
 constexpr char kLaunchExamples[] =
     "--rendezvous is that host and port 29511. Its name may get its address late, or another one.\n"

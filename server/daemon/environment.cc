@@ -2,7 +2,6 @@
 
 #include <charconv>
 #include <cstdlib>
-#include <cstring>
 #include <string_view>
 #include <utility>
 
@@ -11,13 +10,14 @@
 namespace ckptd {
 namespace {
 
-// torchrun's own variables are set for the trainers that it starts; those with PET_ are its arguments,
-// which Kubeflow sets. Kubeflow's RANK and WORLD_SIZE count nodes or processes, by its version, so
-// only `ckptd run` reads them, which is one process.
 constexpr char kJobIndex[] = "JOB_COMPLETION_INDEX";
 // A manifest takes these two from the labels that JobSet gives its pods.
 constexpr char kJobSetName[] = "JOBSET_NAME";
 constexpr char kReplicatedJob[] = "JOBSET_REPLICATEDJOB_NAME";
+
+// torchrun sets variables for the trainers that it starts. Those with PET_ are its arguments, which
+// Kubeflow sets. RANK and WORLD_SIZE count pods in some versions of Kubeflow and processes in others,
+// so only `ckptd run` reads them, which is one process.
 constexpr FactSource kFactSources[] = {
     {JobFact::kRank, "RANK", "torchrun"},
     {JobFact::kRank, "SLURM_PROCID", "Slurm"},
@@ -78,6 +78,12 @@ std::optional<std::string> LeaderIn(const Told& told, const std::optional<std::s
   return fmt::format("{}-{}-0-0.{}", told.text, *job, told.text);
 }
 
+std::string NameOf(const FactSource& source) {
+  const std::string_view variable = source.variable;
+  return fmt::format("{}{}{}", variable, variable == kJobSetName ? "+" : "",
+                     variable == kJobSetName ? kReplicatedJob : "");
+}
+
 }  // namespace
 
 std::optional<std::string> ReadEnvironment(const std::string& name) {
@@ -108,14 +114,17 @@ std::string DescribeFactSources() {
                                                            {JobFact::kNodes, "--nnodes"},
                                                            {JobFact::kNodeRank, "--node-rank"},
                                                            {JobFact::kLeader, "--rendezvous"}};
+  constexpr size_t kColumns = 96;
   std::string out;
   for (const auto& [fact, flag] : kLaunched) {
     std::string line = fmt::format("  {:<13}", flag);
     for (const FactSource& source : kFactSources) {
       if (source.fact != fact) continue;
-      if (line.size() + std::strlen(source.variable) > 95) out += std::exchange(line, std::string(15, ' ')) + "\n";
-      line += fmt::format(" {}", source.variable);
-      if (source.variable == std::string_view(kJobSetName)) line += fmt::format("+{}", kReplicatedJob);
+      const std::string word = fmt::format(" {} ({})", NameOf(source), source.set_by);
+      if (line.size() + word.size() > kColumns) {
+        out += std::exchange(line, std::string(15, ' ')) + "\n";
+      }
+      line += word;
     }
     out += line + "\n";
   }
@@ -132,10 +141,12 @@ JobFacts ReadJobFacts(const EnvironmentReader& read) {
     const auto told = FirstTold(read, fact);
     if (!told.has_value()) continue;
     *number = NumberIn(told->text);
-    if (!number->has_value()) facts.unclear[fact] = fmt::format("{}={}", told->source->variable, told->text);
+    if (number->has_value()) continue;
+    facts.unclear[fact] = fmt::format("{}={}", told->source->variable, told->text);
   }
   const auto index = FirstTold(read, JobFact::kNodeRank);
-  facts.node_rank_is_index = index.has_value() && index->source->variable == std::string_view(kJobIndex);
+  facts.node_rank_is_index =
+      index.has_value() && index->source->variable == std::string_view(kJobIndex);
   if (const auto leader = FirstTold(read, JobFact::kLeader)) {
     facts.leader = LeaderIn(*leader, read(kReplicatedJob));
   }
