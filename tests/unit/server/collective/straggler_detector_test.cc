@@ -37,11 +37,11 @@ TEST_F(ExchangeWatchTest, OfSeveralThatAreBehindNoneIsBlamedAlone) {
 }
 
 TEST_F(ExchangeWatchTest, JoiningIsLateWhenNobodyHasBeenBusyForTooLong) {
-  const auto begun = Clock::now();
   EXPECT_THAT(watch_.CheckJoinTimeout({}), FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing));
-  while (Clock::now() - begun < std::chrono::milliseconds(20)) watch_.Note(2, 0, /*busy=*/true);
+  const auto before = Clock::now();
+  watch_.Note(2, 0, /*busy=*/true);
   EXPECT_OK(watch_.CheckJoinTimeout(std::chrono::hours(1)));
-  EXPECT_GE(watch_.moved(), begun + std::chrono::milliseconds(19)) << "it opens its files until now";
+  EXPECT_GE(watch_.moved(), before) << "it opens its files until now";
   watch_.Note(2, 0, /*busy=*/false);
   EXPECT_FALSE(watch_.CheckJoinTimeout({}).ok());
 }
