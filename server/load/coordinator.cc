@@ -296,6 +296,11 @@ void Coordinator::CancelEnded() {
   if (!ended.empty()) WakeForHeartbeat();
 }
 
+std::set<uint32_t> Coordinator::FindMissing(const std::string& name) {
+  pending_.WaitWhilePublishing(name, Clock::now() + timing::kHoldsCall);
+  return holdings_.FindMissing(name);
+}
+
 void Coordinator::WakeForHeartbeat() {
   MutexLock lock(mutex_);
   wake_ = true;

@@ -118,6 +118,14 @@ bool PendingLoads::WaitWhileFinishing(const Proposal& proposal, Deadline deadlin
   });
 }
 
+bool PendingLoads::WaitWhilePublishing(const std::string& name, Deadline deadline) const {
+  MutexLock lock(mutex_);
+  return changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto at = pending_.find(name);
+    return at == pending_.end() || at->second.state->state() != LoadState::kPublishing;
+  });
+}
+
 absl::Status PendingLoads::CheckRoom(const Proposal& proposal) const {
   const auto own = static_cast<size_t>(
       std::count_if(pending_.begin(), pending_.end(),

@@ -75,6 +75,9 @@ class PendingLoads {
   static constexpr size_t kMostOpen = 256;
   // Waits while such a load ends. False at the deadline.
   bool WaitWhileFinishing(const Proposal& proposal, Deadline deadline) const;
+  // Waits while the load of that name is published: one rank shows its shard before another does.
+  // False at the deadline.
+  bool WaitWhilePublishing(const std::string& name, Deadline deadline) const;
 
   // The rank's trainers that made these proposals (by LoadRequest::proposal_id) have gone: loads
   // that wait for other ranks wait for this one again. One without any proposal left expires.

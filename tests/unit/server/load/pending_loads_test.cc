@@ -100,6 +100,17 @@ TEST_F(PendingLoadsTest, WhoAsksWhileALoadIsPublishedHasToAskAgain) {
   EXPECT_EQ(Propose(2, RuleRequest("fsdp:3")), name);
 }
 
+TEST_F(PendingLoadsTest, TheEndOfALoadThatIsPublishedCanBeWaitedFor) {
+  const std::string name = Propose(1, RuleRequest("fsdp:3"));
+  const ReadyLoad load = pending_.TakeReady().at(0);
+  EXPECT_TRUE(pending_.WaitWhilePublishing(name, Clock::now())) << "it is not so far yet";
+  EnterPublishing(load);
+  EXPECT_FALSE(pending_.WaitWhilePublishing(name, Clock::now()));
+  EXPECT_TRUE(pending_.WaitWhilePublishing("checkpoints/another", Clock::now()));
+  pending_.Finished(name, {absl::OkStatus(), {}, {0, 1, 2}, {}});
+  EXPECT_TRUE(pending_.WaitWhilePublishing(name, Clock::now()));
+}
+
 TEST_F(PendingLoadsTest, NamesTheLoadsThatWaitOrRun) {
   EXPECT_THAT(pending_.Names(), IsEmpty());
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
