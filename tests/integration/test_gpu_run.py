@@ -111,6 +111,15 @@ def test_the_archive_brings_all_of_the_programs_and_says_what_it_is(unpacked):
     assert "Apache" in (unpacked / "LICENSE").read_text()
 
 
+def test_the_archive_has_the_licences_of_all_that_is_linked_and_a_bill_of_what_is_in_the_programs(unpacked):
+    documents = unpacked / "share/doc"
+    assert (documents / "libgtest-dev/copyright").is_file()  # of contract_cuda alone
+    bill = json.loads((documents / "ckptd/sbom.cdx.json").read_text())
+    names = {part["name"] for part in bill["components"]}
+    assert "libgrpc++-dev" in names and "libgtest-dev" not in names
+    assert all((documents / name / "copyright").is_file() for name in names - {"cuda-toolkit"})
+
+
 def test_a_python_without_protobuf_is_given_the_archive_s_own(unpacked, folder):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import place; path = place.python_path();"

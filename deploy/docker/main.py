@@ -1,0 +1,149 @@
+"""Makes container images of what deploy/package has made, or of a build.
+
+For each image, NAME-VERSION-IMAGE.oci.tar and NAME-VERSION-IMAGE.cdx.json come into --output, and the
+image is in buildah's store as localhost/ckptd:VERSION-IMAGE. The store and the isolation are those that
+buildah's own variables name: STORAGE_DRIVER=vfs BUILDAH_ISOLATION=chroot work inside containers, too.
+"""
+
+import argparse
+import datetime
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from typing import List
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "packaging"))
+
+import elf  # noqa: E402
+import identity  # noqa: E402
+import programs  # noqa: E402
+import rootfs  # noqa: E402
+import sbom  # noqa: E402
+
+IMAGES = ("host", "cuda")
+ARCHIVES = "ckptd-*-linux-x86_64.tar.gz"
+
+
+def say(text: str) -> None:
+    print(f"==> {text}", flush=True)
+
+
+def run(*command: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    except FileNotFoundError as error:
+        raise elf.Unfit(
+            f"running {command[0]}: it is not installed; install it (Debian package buildah), or use "
+            "--context DIR and another builder"
+        ) from error
+    if done.returncode != 0:
+        raise elf.Unfit(f"running {' '.join(command[:2])}: {(done.stderr or done.stdout).strip()}")
+
+
+def unpacked(archive: pathlib.Path, work: pathlib.Path) -> pathlib.Path:
+    """The folder that is in an archive of deploy/package."""
+    say(f"unpacking {archive.name}")
+    with tarfile.open(archive) as tar:
+        tar.extractall(work, filter="data")
+    return next(work.glob("ckptd-*"))
+
+
+def newest(folder: pathlib.Path) -> pathlib.Path:
+    archives = sorted(folder.glob(ARCHIVES), key=lambda path: path.stat().st_mtime)
+    if not archives:
+        raise elf.Unfit(f"there is no {folder}/{ARCHIVES}; run deploy/package, or name one with --package")
+    return archives[-1]
+
+
+def lay_out(package: pathlib.Path, context: pathlib.Path) -> None:
+    """What a builder needs: the Dockerfile with the file tree beside it."""
+    (context / "run").mkdir(parents=True)
+    (context / "root").mkdir()
+    shutil.copyfile(HERE / "Dockerfile", context / "Dockerfile")
+    rootfs.lay_out(package, context / "root")
+    parts = sbom.components(package / "share/doc/ckptd/sbom.cdx.json")
+    names = [part.name for part in parts]
+    parts += [sbom.of_package(found) for found in rootfs.packages()]
+    subject = sbom.ckptd("ckptd", identity.version(), sbom.ComponentType.CONTAINER)
+    commit = (package / "COMMIT").read_text().strip()
+    bill = sbom.bill(subject, parts, commit, identity.epoch())
+    rootfs.lay_out_papers(package, names, bill, context / "root")
+
+
+def labels(package: pathlib.Path) -> List[str]:
+    """Options of a builder."""
+    created = datetime.datetime.fromtimestamp(identity.epoch(), datetime.timezone.utc)
+    commit, *changes = (package / "COMMIT").read_text().split()
+    arguments = {
+        "VERSION": identity.version(),
+        "REVISION": commit + ("-dirty" if changes else ""),
+        "CREATED": created.isoformat(),
+    }
+    return [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
+
+
+def build(image: str, context: pathlib.Path, options: List[str], output: pathlib.Path) -> None:
+    if image == "cuda" and not elf.has_kernels(context / "root/usr/bin/ckptd"):
+        print("    this ckptd has no CUDA kernels, so it casts and repacks on the processor")
+    tag = f"localhost/ckptd:{identity.version()}-{image}"
+    stem = f"ckptd-{identity.version()}-{image}"
+    say(f"building {tag}")
+    when = ("--timestamp", str(identity.epoch()))  # the same commit comes out the same
+    run("buildah", "bud", "--target", image, *when, *options, "--tag", tag, str(context))
+    archive = output / f"{stem}.oci.tar"
+    archive.unlink(missing_ok=True)
+    run("buildah", "push", tag, f"oci-archive:{archive}:{tag}")
+    bill = output / f"{stem}.cdx.json"
+    shutil.copyfile(context / "root/usr/share/doc/ckptd/sbom.cdx.json", bill)
+    print(f"    {archive}   {programs.megabytes(archive)}\n    {bill}")
+
+
+def make(arguments: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory(prefix="ckptd-images-") as temporary:
+        work = pathlib.Path(temporary)
+        if arguments.build:
+            package = work / "package"
+            say("stripping")
+            programs.lay_out(arguments.build.resolve(), package)
+        else:
+            package = unpacked(arguments.package or newest(identity.ROOT / "dist"), work)
+        context = (arguments.context or work / "context").resolve()
+        lay_out(package, context)
+        options = labels(package)
+        if arguments.context:
+            print(f"docker build --target host {' '.join(options)} --tag ckptd:host {context}")
+            return
+        output = arguments.output.resolve()
+        output.mkdir(parents=True, exist_ok=True)
+        for image in arguments.images or IMAGES:
+            build(image, context, options, output)
+
+
+def main() -> None:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="deploy/docker/build", description=__doc__, formatter_class=form)
+    parser.add_argument("images", nargs="*", metavar="IMAGE", help="host or cuda; both if none is named")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--package", type=pathlib.Path, help="archive of deploy/package; the newest in dist/ if not given")
+    source.add_argument("--build", type=pathlib.Path, metavar="DIR", help="a build to take in its place, such as build/")
+    parser.add_argument("--output", type=pathlib.Path, default=identity.ROOT / "dist", metavar="DIR", help="default: dist/")
+    parser.add_argument("--context", type=pathlib.Path, metavar="DIR",
+                        help="lay out the context there for another builder, and print docker's command; builds nothing")
+    arguments = parser.parse_args()
+    wrong = [image for image in arguments.images if image not in IMAGES]
+    if wrong:
+        parser.error(f"there is no image {wrong[0]}; say host or cuda")
+    os.umask(0o022)  # the daemon's user reads what this user lays out
+    try:
+        make(arguments)
+    except elf.Unfit as unfit:
+        sys.exit(f"deploy/docker/build: {unfit}")
+
+
+if __name__ == "__main__":
+    main()
