@@ -88,8 +88,8 @@ class Container:
 class Run:
     """One run of a container."""
 
-    def __init__(self, process, identity):
-        self.process, self.identity = process, identity
+    def __init__(self, process, identity, log):
+        self.process, self.identity, self.log = process, identity, log
 
     def ask(self, line):
         self.process.stdin.write(line + "\n")
@@ -97,7 +97,7 @@ class Run:
 
     def hear(self):
         line = self.process.stdout.readline()
-        assert line, f"{self.identity} ended with {self.process.wait()}"
+        assert line, f"{self.identity} ended with {self.process.wait()}:\n{self.log.read_text()}"
         return line.strip()
 
 
@@ -144,10 +144,18 @@ class Pod:
             return self._run("crun", *self._crun, "exec", "--process", file.name, run.identity)
 
     def proc(self, name, file):
-        """Of the first process of a container, what a file such as status says: key -> value."""
-        pid = json.loads(self._run("crun", *self._crun, "state", self.runs[name].identity).stdout)["pid"]
-        lines = self._run("cat", f"/proc/{pid}/{file}").stdout.splitlines()
+        """What a file of a container's first process says, such as status: key -> value."""
+        lines = self._run("cat", f"/proc/{self._pid(name)}/{file}").stdout.splitlines()
         return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+    def namespaces(self, name):
+        """kind -> identity, of a container's first process."""
+        kinds = ("pid", "ipc", "mnt", "net", "uts", "user")
+        shown = self._run("readlink", *(f"/proc/{self._pid(name)}/ns/{kind}" for kind in kinds)).stdout.split()
+        return dict(zip(kinds, shown, strict=True))
+
+    def passes(self, name, probe):
+        return self.execute(name, *probe.command).returncode == 0
 
     def kill(self, name, number=signal.SIGKILL):
         self._run("crun", *self._crun, "kill", self.runs[name].identity, str(int(number)))
@@ -167,9 +175,15 @@ class Pod:
                 self._stopping |= set(names)
             for name in names:
                 self.kill(name, signal.SIGTERM)
+                if self.runs[name].process.stdin:  # one that is no further than its imports reads that it is over
+                    self.runs[name].process.stdin.close()
             self._end(names)
         for keeper in self._keepers:
             keeper.join(PATIENCE)
+
+    def _pid(self, name):
+        """Of a container's first process, in the sandbox."""
+        return json.loads(self._run("crun", *self._crun, "state", self.runs[name].identity).stdout)["pid"]
 
     # --- what a node does ------------------------------------------------------
 
@@ -254,10 +268,11 @@ class Pod:
         (bundle / "config.json").write_text(json.dumps(self._specification(container)))
         command = [*self._inside, "crun", *self._crun, "run", "--bundle", bundle, "--pid-file", bundle / "pid", identity]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 1} if container.stdin else {}
-        with open(self.folder / f"{container.name}.log", "a") as log:
+        path = self.folder / f"{container.name}.log"
+        with open(path, "a") as log:
             process = subprocess.Popen(command, text=True, stderr=log,
                                        **{"stdin": subprocess.DEVNULL, "stdout": log, **pipes})
-        self.runs[container.name] = Run(process, identity)
+        self.runs[container.name] = Run(process, identity, path)
         wait_until(lambda: (bundle / "pid").exists() or process.poll() is not None, f"{identity} to start")
         self.events.append((container.name, "started"))
 

@@ -1,0 +1,81 @@
+"""A daemon and a trainer as two containers of a pod, which share a network, a folder of sockets and nothing else."""
+
+import json
+
+import images
+import pytest
+from group import ROOT, save, wait_until
+from pods import Container, EmptyDir, HostPath, Pod, Probe, VolumeMount
+
+pytestmark = pytest.mark.skipif(bool(images.why_not()), reason=str(images.why_not()))
+
+
+STARTED = Probe(("/usr/bin/ckptctl", "info"), period_seconds=0.2)
+
+
+@pytest.fixture(scope="module")
+def pod(layouts, tmp_path_factory):
+    import torch
+    models, generator = tmp_path_factory.mktemp("models"), torch.Generator().manual_seed(5)
+    shapes = {"0.weight": (256, 64), "0.bias": (256,), "1.weight": (8, 256), "1.bias": (8,)}
+    save(models / "m.safetensors", {name: 0.05 * torch.randn(shape, generator=generator) for name, shape in shapes.items()})
+    models.chmod(0o755)  # files of tests are their user's alone
+    (models / "m.safetensors").chmod(0o644)
+    mounts = (VolumeMount("run", "/run/ckptd"), VolumeMount("models", "/models", read_only=True))
+    daemon = Container("ckptd", layouts("host").image, env={"CKPTD_ARENA": "0"}, volume_mounts=mounts,
+                       startup_probe=STARTED, restart_policy="Always")
+    trainer = Container("trainer", images.of_system(tmp_path_factory.mktemp("python")),
+                        args=(ROOT / "tests/cases/pod_trainer.py", "/models/m.safetensors"), run_as_user=65532, run_as_group=65532,
+                        env={"CKPTD_RUN_DIR": "/run/ckptd", "HOME": "/tmp"},
+                        volume_mounts=(*mounts, VolumeMount("tmp", "/tmp")), stdin=True)
+    volumes = {"run": EmptyDir("Memory"), "tmp": EmptyDir(), "models": HostPath(str(models))}
+    with Pod(tmp_path_factory.mktemp("p"), init_containers=[daemon], containers=[trainer], volumes=volumes) as made:
+        yield made
+
+
+def ask(pod, word):
+    return json.loads(pod.runs["trainer"].ask(word))
+
+
+def leases(pod):
+    done = pod.execute("ckptd", "/usr/bin/ckptctl", "leases", "--output", "json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout).get("leases", [])
+
+
+def killed(pod, name):
+    """Kills a container, and waits until the node has started it again."""
+    ended, started = (pod.events.count((name, what)) for what in ("ended 137", "started"))
+    pod.kill(name)
+    pod.wait_event(name, "ended 137", ended + 1)
+    pod.wait_event(name, "started", started + 1)
+
+
+def test_containers_share_no_namespace_but_the_network_and_no_privilege(pod):
+    theirs, ours = pod.namespaces("ckptd"), pod.namespaces("trainer")
+    assert theirs["net"] == ours["net"]
+    assert not [kind for kind in ("pid", "ipc", "mnt", "uts") if theirs[kind] == ours[kind]]
+    assert ask(pod, "where") == {"uid": 65532, "groups": [], "processes": 1, "pid": 1}
+    status = pod.proc("trainer", "status")
+    assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0 and status["NoNewPrivs"] == "1"
+
+
+def test_a_trainer_in_another_container_trains_on_what_its_daemon_loads(pod):
+    trained = ask(pod, "train")
+    assert trained["same"] and trained["losses"][1] < trained["losses"][0]
+
+
+def test_a_killed_trainer_attaches_to_what_its_daemon_kept(pod):
+    first = ask(pod, "attach")
+    killed(pod, "trainer")
+    wait_until(lambda: not leases(pod), "the dead trainer's lease to end")
+    assert ask(pod, "attach") == {"resident": True, "bytes": first["bytes"]}
+    assert len(leases(pod)) == 1
+
+
+def test_a_trainer_keeps_its_memory_when_the_daemon_is_killed_and_attaches_to_the_next_one(pod):
+    before = ask(pod, "attach")["bytes"]
+    killed(pod, "ckptd")
+    assert ask(pod, "compare")["bytes"] == before
+    wait_until(lambda: pod.passes("ckptd", STARTED), "the next daemon to serve")
+    assert ask(pod, "attach") == {"resident": False, "bytes": before}
