@@ -27,6 +27,7 @@ import sbom  # noqa: E402
 
 IMAGES = ("host", "cuda")
 ARCHIVES = "ckptd-*-linux-x86_64.tar.gz"
+BILL = "share/doc/ckptd/sbom.cdx.json"
 
 
 def say(text: str) -> None:
@@ -48,9 +49,15 @@ def run(*command: str) -> None:
 def unpacked(archive: pathlib.Path, work: pathlib.Path) -> pathlib.Path:
     """The folder that is in an archive of deploy/package."""
     say(f"unpacking {archive.name}")
-    with tarfile.open(archive) as tar:
-        tar.extractall(work, filter="data")
-    return next(work.glob("ckptd-*"))
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(work, filter="data")
+    except (OSError, tarfile.TarError) as error:
+        raise elf.Unfit(f"unpacking {archive}: {error}; name an archive of deploy/package") from error
+    package = next(work.glob("ckptd-*"), work)
+    if not (package / BILL).is_file():
+        raise elf.Unfit(f"{archive} has no {BILL}: it is no archive of this version's deploy/package")
+    return package
 
 
 def newest(folder: pathlib.Path) -> pathlib.Path:
@@ -66,7 +73,7 @@ def lay_out(package: pathlib.Path, context: pathlib.Path) -> None:
     (context / "root").mkdir()
     shutil.copyfile(HERE / "Dockerfile", context / "Dockerfile")
     rootfs.lay_out(package, context / "root")
-    parts = sbom.components(package / "share/doc/ckptd/sbom.cdx.json")
+    parts = sbom.components(package / BILL)
     names = [part.name for part in parts]
     parts += [sbom.of_package(found) for found in rootfs.packages()]
     subject = sbom.ckptd("ckptd", identity.version(), sbom.ComponentType.CONTAINER)

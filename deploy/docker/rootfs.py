@@ -4,7 +4,7 @@ import pathlib
 import shutil
 from typing import Iterable, List
 
-import debian
+import dpkg
 import elf
 
 USER = 65532  # the number that images without a shell call nonroot
@@ -34,9 +34,9 @@ def _libraries() -> List[pathlib.Path]:
     return paths
 
 
-def packages() -> List[debian.Package]:
+def packages() -> List[dpkg.Package]:
     """What is in the tree besides the programs."""
-    return debian.described([C_LIBRARY])
+    return dpkg.described([C_LIBRARY])
 
 
 def lay_out(package: pathlib.Path, root: pathlib.Path) -> None:

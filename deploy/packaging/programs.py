@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from typing import Iterable, Optional, Tuple
 
-import debian
+import dpkg
 import elf
 import identity
 import sbom
@@ -47,7 +47,7 @@ def _toolkit(build: pathlib.Path) -> Optional[str]:
 
 def _bill(build: pathlib.Path) -> str:
     """What is in ckptd and ckptctl, and in nothing else that is packed."""
-    parts = [sbom.of_package(package) for package in debian.linked(build, PATHS)]
+    parts = [sbom.of_package(package) for package in dpkg.linked(build, PATHS)]
     toolkit = _toolkit(build)
     if toolkit:
         parts.append(sbom.of_toolkit(toolkit))
@@ -58,7 +58,7 @@ def _bill(build: pathlib.Path) -> str:
 def lay_out_papers(build: pathlib.Path, packed: Iterable[str], folder: pathlib.Path) -> None:
     """Licences of all that is packed of a build, the bill of the programs, and the commit."""
     documents = folder / "share/doc"
-    for package in debian.linked(build, list(packed)):
+    for package in dpkg.linked(build, list(packed)):
         target = documents / package.name / "copyright"
         target.parent.mkdir(parents=True)
         shutil.copyfile(package.copyright, target)

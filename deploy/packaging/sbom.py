@@ -6,7 +6,7 @@ import pathlib
 import uuid
 from typing import Iterable, List
 
-import debian
+import dpkg
 from cyclonedx.model import ExternalReference, ExternalReferenceType, XsUri
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
@@ -23,10 +23,10 @@ def ckptd(name: str, version: str, kind: ComponentType) -> Component:
     return Component(name=name, version=version, type=kind, bom_ref=f"{name}@{version}", licenses=[licence])
 
 
-def of_package(package: debian.Package) -> Component:
+def of_package(package: dpkg.Package) -> Component:
     """Scanners look packages up by the source package, which is the URL's `upstream`. The licence is named from where
     the bill lies: share/doc/ckptd/."""
-    distribution = debian.distribution()
+    distribution = dpkg.distribution()
     url = PackageURL(
         type="deb",
         namespace=distribution.partition("-")[0],

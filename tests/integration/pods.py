@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 
+import seccomp
 from group import PATIENCE, SOON, wait_until
 from images import Image
 
@@ -80,6 +81,7 @@ class Container:
     run_as_user: int = None  # the image's, unless it is given
     run_as_group: int = None
     read_only_root_filesystem: bool = True
+    seccomp_profile: str = "RuntimeDefault"  # or "Unconfined"
     startup_probe: Probe = None
     restart_policy: str = ""  # "Always" makes a sidecar of an init container; the pod's, unless it is given
     stdin: bool = False  # whether tests write to it, and read what it says
@@ -106,6 +108,7 @@ class Pod:
                  supplemental_groups=(), hostname="pod", termination_grace_period_seconds=SOON):
         """volumes: name -> EmptyDir or HostPath, which containers' volume_mounts name."""
         self.folder, self.hostname = pathlib.Path(folder), hostname
+        self.folder.mkdir(exist_ok=True)
         self.init_containers, self.containers = init_containers, containers
         self.volumes, self.restart_policy, self.fs_group = volumes or {}, restart_policy, fs_group
         self.groups = [*supplemental_groups, *([fs_group] if fs_group else [])]
@@ -299,7 +302,8 @@ class Pod:
             },
             "mounts": [*MOUNTS, *self._binds(container)],
             "linux": {"namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")],
-                      "maskedPaths": HIDDEN, "readonlyPaths": READ_ONLY},
+                      "maskedPaths": HIDDEN, "readonlyPaths": READ_ONLY,
+                      **({"seccomp": seccomp.runtime_default()} if container.seccomp_profile == "RuntimeDefault" else {})},
         }
 
     def _binds(self, container):

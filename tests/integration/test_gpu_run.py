@@ -120,6 +120,16 @@ def test_the_archive_has_the_licences_of_all_that_is_linked_and_a_bill_of_what_i
     assert all((documents / name / "copyright").is_file() for name in names - {"cuda-toolkit"})
 
 
+def test_container_images_take_the_archive_s_programs(unpacked, tmp_path):
+    archive = unpacked.parent / f"{unpacked.name}.tar.gz"
+    command = [sys.executable, "-B", ROOT / "deploy/docker/main.py", "--package", archive]
+    made = subprocess.run([*command, "--context", tmp_path / "context"], capture_output=True, text=True, timeout=PATIENCE)
+    assert made.returncode == 0, made.stdout + made.stderr
+    for name in ("ckptd", "ckptctl"):
+        assert (tmp_path / "context/root/usr/bin" / name).read_bytes() == (unpacked / "bin" / name).read_bytes()
+    assert made.stdout.splitlines()[-1].startswith("docker build --target host --build-arg VERSION=")
+
+
 def test_a_python_without_protobuf_is_given_the_archive_s_own(unpacked, folder):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import place; path = place.python_path();"

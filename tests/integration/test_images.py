@@ -2,15 +2,17 @@
 
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
+import fake_cuda
 import images
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from group import ROOT
-from pods import Container, EmptyDir, Pod, Probe, VolumeMount
+from pods import Container, EmptyDir, HostPath, Pod, Probe, VolumeMount
 
 pytestmark = pytest.mark.skipif(bool(images.why_not()), reason=str(images.why_not()))
 SOCKETS = {"run": EmptyDir("Memory")}
@@ -70,6 +72,23 @@ def test_without_a_volume_for_its_sockets_it_says_what_is_missing(layout, tmp_pa
 def test_an_image_for_gpus_does_not_fall_back_to_host_memory(layouts, tmp_path):
     code, said = once(tmp_path, layouts("cuda").image, volume_mounts=AT_SOCKETS)
     assert code != 0 and "libcuda" in said
+
+
+@pytest.mark.parametrize("folder", ["/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/local/nvidia/lib64"])
+def test_an_image_for_gpus_finds_the_driver_where_nodes_mount_it(folder, layouts, tmp_path):
+    if fake_cuda.why_not():
+        pytest.skip(fake_cuda.why_not())
+    fake = fake_cuda.FakeCuda(tmp_path, gpus=1, uuid__0="GPU-00000000-0000-0000-0000-00000000abcd")
+    tmp_path.chmod(0o755)
+    fake.folder.chmod(0o777)
+    (tmp_path / "driver").mkdir(0o755)
+    shutil.copy(fake_cuda.LIBRARY, tmp_path / "driver")
+    mounts = (VolumeMount("driver", folder, read_only=True), VolumeMount("gpus", str(fake.folder)))
+    container = Container("once", layouts("cuda").image, args=("info",), volume_mounts=mounts,
+                          env={"CKPTD_FAKE_CUDA": str(fake.config)})
+    volumes = {"driver": HostPath(str(tmp_path / "driver")), "gpus": HostPath(str(fake.folder))}
+    with Pod(tmp_path / "pod", containers=[container], volumes=volumes, restart_policy="Never") as pod:
+        assert pod.runs["once"].process.wait(60) == 0 and "GPU-00000000-0000-0000-0000-00000000abcd" in pod.log("once")
 
 
 def test_a_bill_of_materials_names_what_the_programs_are_made_of(layouts):

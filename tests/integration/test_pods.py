@@ -56,8 +56,10 @@ def test_containers_share_no_namespace_but_the_network_and_no_privilege(pod):
     assert theirs["net"] == ours["net"]
     assert not [kind for kind in ("pid", "ipc", "mnt", "uts") if theirs[kind] == ours[kind]]
     assert ask(pod, "where") == {"uid": 65532, "groups": [], "processes": 1, "pid": 1}
-    status = pod.proc("trainer", "status")
-    assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0 and status["NoNewPrivs"] == "1"
+    for name in ("ckptd", "trainer"):
+        status = pod.proc(name, "status")
+        assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0, name
+        assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2", name
 
 
 def test_a_trainer_in_another_container_trains_on_what_its_daemon_loads(pod):
