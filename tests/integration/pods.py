@@ -34,7 +34,7 @@ MOUNTS = (
 )
 SANDBOX = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private")
 # crun refuses machines with both versions of cgroups, and no container has limits here: it is shown one version.
-PREPARE = "if [ -e /sys/fs/cgroup/unified ]; then umount /sys/fs/cgroup/unified; fi; ip link set lo up"
+PREPARE = "if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi; ip link set lo up"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,7 +245,7 @@ class Pod:
             if done.returncode == 0:
                 self.events.append((name, "passed"))
                 return
-            time.sleep(max(0, probe.period_seconds - (time.monotonic() - began)))
+            time.sleep(max(0, probe.period_seconds - (time.monotonic() - began)))  # as a node does
         raise AssertionError(f"{name} did not start up: {done.stderr or done.stdout}\n{self.log(name)}")
 
     def _start(self, container, policy):

@@ -112,6 +112,12 @@ def test_a_bill_is_in_its_image_and_beside_the_archive(layout):
     assert layout.bill.read_text() == (layout.image.tree / "usr/share/doc/ckptd/sbom.cdx.json").read_text()
 
 
+def test_the_same_build_gives_the_same_image(layouts, tmp_path):
+    images.build(tmp_path / "again", "host")
+    again = images.Layout(images.archive(tmp_path / "again", "host"), tmp_path)
+    assert again.digest == layouts("host").digest
+
+
 def test_the_dockerfile_passes_its_linter():
     linter = pathlib.Path(sys.executable).parent / "hadolint"
     files = [str(path) for path in (ROOT / "deploy").rglob("*Dockerfile*")]

@@ -81,3 +81,29 @@ def test_a_trainer_keeps_its_memory_when_the_daemon_is_killed_and_attaches_to_th
     assert ask(pod, "compare")["bytes"] == before
     wait_until(lambda: pod.passes("ckptd", STARTED), "the next daemon to serve")
     assert ask(pod, "attach") == {"resident": False, "bytes": before}
+
+
+UNTIL_TOLD = "trap 'exit 0' TERM; touch /run/pod/$0; while :; do sleep 60 & wait $!; done"
+ONCE_BADLY = "[ -e /run/pod/failed ] || { touch /run/pod/failed; exit 3; }; " + UNTIL_TOLD
+
+
+def test_containers_start_and_end_in_the_order_that_a_node_keeps(tmp_path_factory):
+    image, mounts = images.of_system(tmp_path_factory.mktemp("system")), (VolumeMount("run", "/run/pod"),)
+
+    def container(name, script, **named):
+        return Container(name, image, command=("/bin/sh", "-c", script, name), volume_mounts=mounts, run_as_user=1000, **named)
+
+    def sidecar(name):
+        return container(name, UNTIL_TOLD, restart_policy="Always", startup_probe=Probe(("/usr/bin/test", "-e", f"/run/pod/{name}"), 0.1))
+
+    first = container("first", "exit 0")
+    with Pod(tmp_path_factory.mktemp("p"), init_containers=[first, sidecar("one"), sidecar("two")], fs_group=2000,
+             containers=[container("main", ONCE_BADLY)], volumes={"run": EmptyDir("Memory")}, restart_policy="OnFailure") as pod:
+        pod.wait_event("main", "started", 2)
+        mine = Probe(("/bin/sh", "-c", "[ $(stat -c %u:%g /run/pod/main) = 1000:2000 ]"))
+        wait_until(lambda: pod.passes("main", mine), "the second run of main, whose files have the pod's group")
+    assert pod.events == [
+        ("first", "started"), ("first", "ended 0"), ("one", "started"), ("one", "passed"), ("two", "started"), ("two", "passed"),
+        ("main", "started"), ("main", "ended 3"), ("main", "started"),
+        ("main", "ended 0"), ("two", "ended 0"), ("one", "ended 0"),
+    ]
