@@ -42,8 +42,21 @@ def run(*command: str) -> None:
             f"running {command[0]}: it is not installed; install it (Debian package buildah), or use "
             "--context DIR and another builder"
         ) from error
+    except subprocess.TimeoutExpired as error:
+        raise elf.Unfit(
+            f"running {' '.join(command[:2])}: it took more than {error.timeout} s"
+        ) from error
     if done.returncode != 0:
         raise elf.Unfit(f"running {' '.join(command[:2])}: {(done.stderr or done.stdout).strip()}")
+
+
+def newest(folder: pathlib.Path) -> pathlib.Path:
+    archives = sorted(folder.glob(ARCHIVES), key=lambda path: path.stat().st_mtime)
+    if not archives:
+        raise elf.Unfit(
+            f"there is no {folder}/{ARCHIVES}; run deploy/package, or name one with --package"
+        )
+    return archives[-1]
 
 
 def unpacked(archive: pathlib.Path, work: pathlib.Path) -> pathlib.Path:
@@ -53,94 +66,130 @@ def unpacked(archive: pathlib.Path, work: pathlib.Path) -> pathlib.Path:
         with tarfile.open(archive) as tar:
             tar.extractall(work, filter="data")
     except (OSError, tarfile.TarError) as error:
-        raise elf.Unfit(f"unpacking {archive}: {error}; name an archive of deploy/package") from error
-    package = next(work.glob("ckptd-*"), work)
-    if not (package / BILL).is_file():
-        raise elf.Unfit(f"{archive} has no {BILL}: it is no archive of this version's deploy/package")
-    return package
+        raise elf.Unfit(
+            f"unpacking {archive}: {error}; name an archive of deploy/package"
+        ) from error
+    folder = next(work.glob("ckptd-*"), work)
+    if not (folder / BILL).is_file():
+        raise elf.Unfit(
+            f"{archive} has no {BILL}: it is no archive of this version's deploy/package"
+        )
+    return folder
 
 
-def newest(folder: pathlib.Path) -> pathlib.Path:
-    archives = sorted(folder.glob(ARCHIVES), key=lambda path: path.stat().st_mtime)
-    if not archives:
-        raise elf.Unfit(f"there is no {folder}/{ARCHIVES}; run deploy/package, or name one with --package")
-    return archives[-1]
+class Package:
+    """What deploy/package has made, unpacked, and what it says about itself."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        self.commit = (folder / "COMMIT").read_text().strip()
+        bill = sbom.read(folder / BILL)
+        self.version = bill.metadata.component.version
+        self.epoch = int(bill.metadata.timestamp.timestamp())
+        self.parts = list(bill.components)
+
+    def lay_out(self, context: pathlib.Path) -> None:
+        """What a builder needs: the Dockerfile with the file tree beside it."""
+        context.mkdir(parents=True, exist_ok=True)
+        if any(context.iterdir()):
+            raise elf.Unfit(f"laying out {context}: it is not empty; name a new folder")
+        (context / "run").mkdir()
+        (context / "root").mkdir()
+        shutil.copyfile(HERE / "Dockerfile", context / "Dockerfile")
+        rootfs.lay_out(self.folder, context / "root")
+        parts = self.parts + [sbom.of_package(found) for found in rootfs.packages()]
+        subject = sbom.ckptd("ckptd", self.version, sbom.ComponentType.CONTAINER)
+        bill = sbom.bill(subject, parts, self.commit, self.epoch)
+        names = [part.name for part in self.parts]
+        rootfs.lay_out_papers(self.folder, names, bill, context / "root")
+
+    def options(self, image: str) -> List[str]:
+        """Of a builder, for one of the images."""
+        commit, *changes = self.commit.split()
+        created = datetime.datetime.fromtimestamp(self.epoch, datetime.timezone.utc)
+        arguments = {
+            "VERSION": self.version,
+            "REVISION": commit + ("-dirty" if changes else ""),
+            "CREATED": created.isoformat(),
+        }
+        words = ["--target", image, "--tag", f"localhost/ckptd:{self.version}-{image}"]
+        for name, value in arguments.items():
+            words += ["--build-arg", f"{name}={value}"]
+        return words
 
 
-def lay_out(package: pathlib.Path, context: pathlib.Path) -> None:
-    """What a builder needs: the Dockerfile with the file tree beside it."""
-    (context / "run").mkdir(parents=True)
-    (context / "root").mkdir()
-    shutil.copyfile(HERE / "Dockerfile", context / "Dockerfile")
-    rootfs.lay_out(package, context / "root")
-    parts = sbom.components(package / BILL)
-    names = [part.name for part in parts]
-    parts += [sbom.of_package(found) for found in rootfs.packages()]
-    subject = sbom.ckptd("ckptd", identity.version(), sbom.ComponentType.CONTAINER)
-    commit = (package / "COMMIT").read_text().strip()
-    bill = sbom.bill(subject, parts, commit, identity.epoch())
-    rootfs.lay_out_papers(package, names, bill, context / "root")
-
-
-def labels(package: pathlib.Path) -> List[str]:
-    """Options of a builder."""
-    created = datetime.datetime.fromtimestamp(identity.epoch(), datetime.timezone.utc)
-    commit, *changes = (package / "COMMIT").read_text().split()
-    arguments = {
-        "VERSION": identity.version(),
-        "REVISION": commit + ("-dirty" if changes else ""),
-        "CREATED": created.isoformat(),
-    }
-    return [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
-
-
-def build(image: str, context: pathlib.Path, options: List[str], output: pathlib.Path) -> None:
+def build(image: str, package: Package, context: pathlib.Path, output: pathlib.Path) -> None:
     if image == "cuda" and not elf.has_kernels(context / "root/usr/bin/ckptd"):
         print("    this ckptd has no CUDA kernels, so it casts and repacks on the processor")
-    tag = f"localhost/ckptd:{identity.version()}-{image}"
-    stem = f"ckptd-{identity.version()}-{image}"
+    tag = f"localhost/ckptd:{package.version}-{image}"
+    stem = f"ckptd-{package.version}-{image}"
     say(f"building {tag}")
-    when = ("--timestamp", str(identity.epoch()))  # the same commit comes out the same
-    run("buildah", "bud", "--target", image, *when, *options, "--tag", tag, str(context))
+    when = ("--timestamp", str(package.epoch))  # the same commit comes out the same
+    run("buildah", "bud", *package.options(image), *when, str(context))
     archive = output / f"{stem}.oci.tar"
     archive.unlink(missing_ok=True)
     run("buildah", "push", tag, f"oci-archive:{archive}:{tag}")
     bill = output / f"{stem}.cdx.json"
-    shutil.copyfile(context / "root/usr/share/doc/ckptd/sbom.cdx.json", bill)
+    shutil.copyfile(context / "root/usr" / BILL, bill)
     print(f"    {archive}   {programs.megabytes(archive)}\n    {bill}")
 
 
 def make(arguments: argparse.Namespace) -> None:
+    images = arguments.images or IMAGES
     with tempfile.TemporaryDirectory(prefix="ckptd-images-") as temporary:
         work = pathlib.Path(temporary)
+        folder = work / "package"
         if arguments.build:
-            package = work / "package"
             say("stripping")
-            programs.lay_out(arguments.build.resolve(), package)
+            programs.lay_out(arguments.build.resolve(), folder)
         else:
-            package = unpacked(arguments.package or newest(identity.ROOT / "dist"), work)
+            folder = unpacked(arguments.package or newest(identity.ROOT / "dist"), folder)
+        package = Package(folder)
         context = (arguments.context or work / "context").resolve()
-        lay_out(package, context)
-        options = labels(package)
+        package.lay_out(context)
         if arguments.context:
-            print(f"docker build --target host {' '.join(options)} --tag ckptd:host {context}")
+            for image in images:
+                print("docker build", *package.options(image), context)
             return
         output = arguments.output.resolve()
         output.mkdir(parents=True, exist_ok=True)
-        for image in arguments.images or IMAGES:
-            build(image, context, options, output)
+        for image in images:
+            build(image, package, context, output)
 
 
 def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="deploy/docker/build", description=__doc__, formatter_class=form)
-    parser.add_argument("images", nargs="*", metavar="IMAGE", help="host or cuda; both if none is named")
+    parser = argparse.ArgumentParser(
+        prog="deploy/docker/build", description=__doc__, formatter_class=form
+    )
+    parser.add_argument(
+        "images", nargs="*", metavar="IMAGE", help="host or cuda; both if none is named"
+    )
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--package", type=pathlib.Path, help="archive of deploy/package; the newest in dist/ if not given")
-    source.add_argument("--build", type=pathlib.Path, metavar="DIR", help="a build to take in its place, such as build/")
-    parser.add_argument("--output", type=pathlib.Path, default=identity.ROOT / "dist", metavar="DIR", help="default: dist/")
-    parser.add_argument("--context", type=pathlib.Path, metavar="DIR",
-                        help="lay out the context there for another builder, and print docker's command; builds nothing")
+    source.add_argument(
+        "--package",
+        type=pathlib.Path,
+        help="archive of deploy/package; the newest in dist/ if not given",
+    )
+    source.add_argument(
+        "--build",
+        type=pathlib.Path,
+        metavar="DIR",
+        help="a build to take in its place, such as build/",
+    )
+    parser.add_argument(
+        "--output",
+        type=pathlib.Path,
+        default=identity.ROOT / "dist",
+        metavar="DIR",
+        help="default: dist/",
+    )
+    parser.add_argument(
+        "--context",
+        type=pathlib.Path,
+        metavar="DIR",
+        help="lay out the context there for another builder, and print docker's command; builds nothing",
+    )
     arguments = parser.parse_args()
     wrong = [image for image in arguments.images if image not in IMAGES]
     if wrong:

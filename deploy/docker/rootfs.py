@@ -53,7 +53,9 @@ def lay_out(package: pathlib.Path, root: pathlib.Path) -> None:
     (root / "run").mkdir()  # the system's; only run/ckptd is the daemon's
 
 
-def lay_out_papers(package: pathlib.Path, names: Iterable[str], bill: str, root: pathlib.Path) -> None:
+def lay_out_papers(
+    package: pathlib.Path, names: Iterable[str], bill: str, root: pathlib.Path
+) -> None:
     """Licences of these packages, as far as they are linked into the programs, and the bill."""
     documents = root / "usr/share/doc"
     for found in packages():

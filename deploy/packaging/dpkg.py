@@ -10,7 +10,14 @@ import elf
 
 # Interfaces of the kernel: its headers bring constants and no code.
 WITHOUT_CODE = {"linux-libc-dev"}
-FIELDS = ("binary:Package", "Version", "Architecture", "source:Package", "source:Version", "Homepage")
+FIELDS = (
+    "binary:Package",
+    "Version",
+    "Architecture",
+    "source:Package",
+    "source:Version",
+    "Homepage",
+)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -29,7 +36,9 @@ class Package:
         """The file with its licences, which whoever passes the code on passes on, too."""
         path = pathlib.Path("/usr/share/doc") / self.name / "copyright"
         if not path.is_file():
-            raise elf.Unfit(f"{path} is missing, so nobody could read the licence of {self.name}; reinstall it")
+            raise elf.Unfit(
+                f"{path} is missing, so nobody could read the licence of {self.name}; reinstall it"
+            )
         return path.resolve()
 
 
@@ -43,7 +52,9 @@ def _run(*command: str) -> subprocess.CompletedProcess:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
     except FileNotFoundError as error:
-        raise elf.Unfit(f"asking {command[0]}: {error}; deploy/setup says what is needed") from error
+        raise elf.Unfit(
+            f"asking {command[0]}: {error}; deploy/setup says what is needed"
+        ) from error
 
 
 def described(names: Iterable[str]) -> List[Package]:
@@ -74,7 +85,9 @@ def owners(paths: Iterable[str]) -> Dict[str, str]:
 def _lines(build: pathlib.Path, tool: str, words: Sequence[str]) -> List[str]:
     done = _run("ninja", "-C", str(build), "-t", tool, *words)
     if done.returncode != 0:
-        raise elf.Unfit(f"asking ninja what {build} was made of: {done.stderr.strip() or done.stdout.strip()}")
+        raise elf.Unfit(
+            f"asking ninja what {build} was made of: {done.stderr.strip() or done.stdout.strip()}"
+        )
     return done.stdout.splitlines()
 
 
@@ -91,5 +104,7 @@ def linked(build: pathlib.Path, targets: Sequence[str]) -> List[Package]:
     names = set(owners(files_of(build, targets)).values())
     packages = described(names)
     if not packages:
-        raise elf.Unfit(f"no Debian package seems to be in {', '.join(targets)} of {build}; build them there first")
+        raise elf.Unfit(
+            f"no Debian package seems to be in {', '.join(targets)} of {build}; build them there first"
+        )
     return [package for package in packages if package.name not in WITHOUT_CODE]

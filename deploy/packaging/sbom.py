@@ -4,7 +4,7 @@ import datetime
 import json
 import pathlib
 import uuid
-from typing import Iterable, List
+from typing import Iterable
 
 import dpkg
 from cyclonedx.model import ExternalReference, ExternalReferenceType, XsUri
@@ -20,7 +20,9 @@ BILLS = uuid.UUID("6f0c8e8a-3d0b-5c39-9b1d-0d7b3f5a7c41")  # the name space of t
 def ckptd(name: str, version: str, kind: ComponentType) -> Component:
     """What a bill is about."""
     licence = LicenseExpression("Apache-2.0")
-    return Component(name=name, version=version, type=kind, bom_ref=f"{name}@{version}", licenses=[licence])
+    return Component(
+        name=name, version=version, type=kind, bom_ref=f"{name}@{version}", licenses=[licence]
+    )
 
 
 def of_package(package: dpkg.Package) -> Component:
@@ -66,13 +68,15 @@ def of_toolkit(version: str) -> Component:
 
 def bill(subject: Component, parts: Iterable[Component], commit: str, epoch: int) -> str:
     """JSON. `epoch`: when the commit was made, in seconds."""
-    made = Bom(components=parts, serial_number=uuid.uuid5(BILLS, f"{subject.bom_ref.value} of {commit}"))
+    made = Bom(
+        components=parts, serial_number=uuid.uuid5(BILLS, f"{subject.bom_ref.value} of {commit}")
+    )
     made.metadata.component = subject
     made.metadata.timestamp = datetime.datetime.fromtimestamp(epoch, datetime.timezone.utc)
     made.register_dependency(subject, made.components)
     return JsonV1Dot6(made).output_as_string(indent=2) + "\n"
 
 
-def components(path: pathlib.Path) -> List[Component]:
-    """The parts of a bill that was written before."""
-    return list(Bom.from_json(json.loads(path.read_text())).components)
+def read(path: pathlib.Path) -> Bom:
+    """A bill that was written before."""
+    return Bom.from_json(json.loads(path.read_text()))

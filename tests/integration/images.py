@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -37,13 +38,15 @@ class Image:
 
 
 def why_not():
-    """None where images of this build can be made, else the reason."""
-    missing = [tool for tool in TOOLS if not any(os.access(f"{folder}/{tool}", os.X_OK)
-                                                 for folder in os.environ["PATH"].split(":"))]
+    """None where images of this build can be made and run, else the reason."""
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         return f"{', '.join(missing)} missing; deploy/setup installs what is needed"
     if os.geteuid() != 0:
         return "images are unpacked and run by root"
+    tried = subprocess.run(["unshare", "--mount", "--net", "--pid", "--fork", "true"], capture_output=True, text=True)
+    if tried.returncode != 0:
+        return f"namespaces cannot be made here: {tried.stderr.strip()}"
     return "programs with sanitizers are not packed" if sanitized() else None
 
 

@@ -111,7 +111,7 @@ def test_the_archive_brings_all_of_the_programs_and_says_what_it_is(unpacked):
     assert "Apache" in (unpacked / "LICENSE").read_text()
 
 
-def test_the_archive_has_the_licences_of_all_that_is_linked_and_a_bill_of_what_is_in_the_programs(unpacked):
+def test_the_archive_has_all_licences_and_a_bill_of_what_is_in_the_programs(unpacked):
     documents = unpacked / "share/doc"
     assert (documents / "libgtest-dev/copyright").is_file()  # of contract_cuda alone
     bill = json.loads((documents / "ckptd/sbom.cdx.json").read_text())
@@ -127,7 +127,7 @@ def test_container_images_take_the_archive_s_programs(unpacked, tmp_path):
     assert made.returncode == 0, made.stdout + made.stderr
     for name in ("ckptd", "ckptctl"):
         assert (tmp_path / "context/root/usr/bin" / name).read_bytes() == (unpacked / "bin" / name).read_bytes()
-    assert made.stdout.splitlines()[-1].startswith("docker build --target host --build-arg VERSION=")
+    assert "docker build --target host --tag localhost/ckptd:" in made.stdout
 
 
 def test_a_python_without_protobuf_is_given_the_archive_s_own(unpacked, folder):
