@@ -157,7 +157,7 @@ def make(arguments: argparse.Namespace) -> None:
             build(image, package, context, output)
 
 
-def main() -> None:
+def parsed() -> argparse.Namespace:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="deploy/docker/build", description=__doc__, formatter_class=form
@@ -194,6 +194,11 @@ def main() -> None:
     wrong = [image for image in arguments.images if image not in IMAGES]
     if wrong:
         parser.error(f"there is no image {wrong[0]}; say host or cuda")
+    return arguments
+
+
+def main() -> None:
+    arguments = parsed()
     os.umask(0o022)  # the daemon's user reads what this user lays out
     try:
         make(arguments)
