@@ -25,7 +25,13 @@ constexpr char kAbout[] =
     "once and gives every other daemon only what its rank needs; trainers map their shard\n"
     "without a copy, and map it again within moments after a crash.\n"
     "\n"
-    "  ckptd launch --nproc 4 -- torchrun --nproc-per-node 4 train.py\n";
+    "  ckptd launch --nproc 4 -- torchrun --nproc-per-node 4 train.py   daemons, and a command\n"
+    "  ckptd run                                               one daemon, as in a container\n"
+    "  ckptctl load /models/my-model --layout replicate:1      once it runs\n"
+    "\n"
+    "The sockets lie in RUN_DIR/JOB (--run-dir, --job): rank-N.sock for trainers, rank-N.admin.sock\n"
+    "for ckptctl. Trainers in other containers mount RUN_DIR at the same path, and the daemon mounts\n"
+    "the folder of the checkpoints at the same path as they do.\n";
 
 // The defaults, without flags and file.
 CommandLine DefaultLine() {
