@@ -27,6 +27,25 @@ constexpr char kAbout[] =
     "\n"
     "  ckptd launch --nproc 4 -- torchrun --nproc-per-node 4 train.py\n";
 
+constexpr char kLaunchAbout[] =
+    "Every key that `ckptd config` prints is a flag here, but for the rank and the sizes, which\n"
+    "it gives to each daemon; `ckptd --help` explains them.\n"
+    "Starts --nproc daemons and restarts those that end, in the version that it was started in:\n"
+    "to upgrade, stop it and start the new one on every host. With a command after --, runs it\n"
+    "with CKPTD_ADDRESS set, and ends when it ends, with its exit code; signals are passed on,\n"
+    "and the third one kills it. No daemon that ends takes it along, however often it does:\n"
+    "what trainers have attached to stays theirs. Without a command, a daemon that is given up\n"
+    "(--max-restarts) ends all.\n"
+    "\n"
+    "Defaults come from variables of launchers and job frameworks. The first that is set counts:\n";
+
+constexpr char kLaunchExamples[] =
+    "--rendezvous is that host and port 29511. Its name may get its address late, or another one.\n"
+    "\n"
+    "  ckptd launch --nproc 8 -- torchrun --nproc-per-node 8 train.py\n"
+    "  ckptd launch --nproc 8 --load /models/llama --dtype BF16 -- torchrun ...\n"
+    "  srun --ntasks-per-node=1 ckptd launch --nproc 8 --rendezvous $HEAD:29511";
+
 // The defaults, without flags and file.
 CommandLine DefaultLine() {
   CommandLine line;
@@ -56,20 +75,7 @@ void AddLaunchFlags(CLI::App& launch, LaunchOptions& options) {
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
   launch.add_option("command", options.command, "Command to run once the daemons are ready");
-  launch.footer(
-      "Every key that `ckptd config` prints is a flag here, but for the rank and the sizes, which\n"
-      "it gives to each daemon; `ckptd --help` explains them.\n"
-      "Starts --nproc daemons and restarts those that end, in the version that it was started in:\n"
-      "to upgrade, stop it and start the new one on every host. With a command after --, runs it\n"
-      "with CKPTD_ADDRESS set, and ends when it ends, with its exit code; signals are passed on,\n"
-      "and the third one kills it. No daemon that ends takes it along, however often it does:\n"
-      "what trainers have attached to stays theirs. Without a command, a daemon that is given up\n"
-      "(--max-restarts) ends all. Numbers that torchrun or Slurm have put into the environment are\n"
-      "the defaults.\n"
-      "\n"
-      "  ckptd launch --nproc 8 -- torchrun --nproc-per-node 8 train.py\n"
-      "  ckptd launch --nproc 8 --load /models/llama --dtype BF16 -- torchrun ...\n"
-      "  srun --ntasks-per-node=1 ckptd launch --nproc 8 --rendezvous $HEAD:29511");
+  launch.footer(kLaunchAbout + DescribeFactSources() + kLaunchExamples);
 }
 
 absl::Status UsageError(const CLI::App& app, const CLI::ParseError& error) {
@@ -127,6 +133,22 @@ absl::Status CheckLaunchFlags(int argc, const char* const* argv) {
   return absl::OkStatus();
 }
 
+// Corrects what the environment told by what the command line says.
+absl::Status SettleFacts(const CLI::App& launch, const JobFacts& facts, LaunchOptions& options) {
+  const auto given = [&launch](const char* flag) { return launch.get_option(flag)->count() > 0; };
+  for (const auto& [fact, flag] : {std::pair(JobFact::kLocalSize, "--nproc"),
+                                   std::pair(JobFact::kNodes, "--nnodes"),
+                                   std::pair(JobFact::kNodeRank, "--node-rank")}) {
+    const auto unclear = facts.unclear.find(fact);
+    if (unclear == facts.unclear.end() || given(flag)) continue;
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
+                     fmt::format("reading {}: it is no number; give {}", unclear->second, flag));
+  }
+  const bool alone = options.nnodes == 1 && facts.node_rank_is_index && !given("--node-rank");
+  if (alone) options.node_rank = 0;
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 CommandLineParser::CommandLineParser() : line_(DefaultLine()), app_(kAbout, "ckptd") {
@@ -165,7 +187,10 @@ absl::StatusOr<CommandLine> CommandLineParser::Parse(int argc, const char* const
   } catch (const CLI::ParseError& error) {
     return UsageError(app_, error);
   }
-  if (launch_->parsed()) CKPTD_RETURN_IF_ERROR(CheckLaunchFlags(argc, argv));
+  if (launch_->parsed()) {
+    CKPTD_RETURN_IF_ERROR(CheckLaunchFlags(argc, argv));
+    CKPTD_RETURN_IF_ERROR(SettleFacts(*launch_, ReadJobFacts(ReadEnvironment), line_.launch));
+  }
   CommandLine line = line_;
   CKPTD_ASSIGN_OR_RETURN(line.config.run_dir, AbsoluteRunDir(line.config.run_dir));
   CKPTD_ASSIGN_OR_RETURN(line.config.load, AbsoluteSource(line.config.load));

@@ -12,9 +12,11 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -28,6 +30,7 @@
 #include "server/daemon/child.h"
 #include "server/daemon/commands.h"
 #include "server/daemon/group_key.h"
+#include "server/daemon/health_port.h"
 #include "server/daemon/network.h"
 #include "server/daemon/peer_auth.h"
 #include "server/daemon/run_directory.h"
@@ -90,6 +93,10 @@ class Launcher {
   }
 
   int Run() {
+    if (const absl::Status health = ServeHealth(); !health.ok()) {
+      PrintError(health);
+      return kExitUsage;
+    }
     while (!exit_code_.has_value()) {
       StartDue();
       ReadReady();
@@ -101,10 +108,32 @@ class Launcher {
       Reap();
     }
     StopDaemons();
+    if (health_service_ != nullptr) health_service_->Stop();
     return *exit_code_;
   }
 
  private:
+  // Starts threads, so signals must be blocked before.
+  absl::Status ServeHealth() {
+    CKPTD_ASSIGN_OR_RETURN(const std::string address, ListenAddress(config_.health_port));
+    if (address.empty()) return absl::OkStatus();
+    std::vector<std::string> sockets;
+    for (const Slot& slot : slots_) sockets.push_back(PathsOf(ConfigOf(slot)).workload);
+    health_service_ = std::make_unique<HealthServiceImpl>(
+        [daemons = std::make_shared<HostHealth>(sockets)](const std::string& service) {
+          return daemons->Ask(service);
+        });
+    CKPTD_ASSIGN_OR_RETURN(health_server_, StartHealthServer(config_, *health_service_));
+    return absl::OkStatus();
+  }
+
+  Config ConfigOf(const Slot& slot) const {
+    Config config = config_;
+    config.rank = slot.rank;
+    config.health_port = "0";  // this process serves it
+    return config;
+  }
+
   void StartDue() {
     for (Slot& slot : slots_) {
       if (slot.pid < 0 && Clock::now() >= slot.next_start) StartDaemon(slot);
@@ -125,12 +154,10 @@ class Launcher {
     slot.ready_pipe = UniqueFd(fds[0]);
     ::fcntl(fds[0], F_SETFL, O_NONBLOCK);
     const UniqueFd writer(fds[1]);
-    Config config = config_;
-    config.rank = slot.rank;
     ChildOptions child;
     child.program = kOwnProgram;
     child.arguments = {own_name_, "run"};
-    for (const auto& [key, value] : Describe(config)) {
+    for (const auto& [key, value] : Describe(ConfigOf(slot))) {
       if (!value.empty()) child.arguments.push_back(fmt::format("--{}={}", key, value));
     }
     child.arguments.push_back(fmt::format("--ready-fd={}", writer.get()));
@@ -311,6 +338,8 @@ class Launcher {
   std::vector<Slot> slots_;
   sigset_t signals_ = {};
   Clock::time_point start_deadline_;
+  std::unique_ptr<HealthServiceImpl> health_service_;  // null: no --health-port
+  std::unique_ptr<GrpcServer> health_server_;
   bool announced_ = false;
   int stops_ = 0;  // how many signals have asked this process to stop
   pid_t command_ = -1;
@@ -360,8 +389,7 @@ absl::Status CheckOptions(const Config& config, const LaunchOptions& options) {
   if (options.node_rank >= options.nnodes) {
     return invalid(fmt::format("launching on node {}: a job of {} node{} has no node of that "
                                "number, which counts from 0; give --node-rank and --nnodes "
-                               "(GROUP_RANK, GROUP_WORLD_SIZE and Slurm's variables are their "
-                               "defaults)",
+                               "(`ckptd launch --help` lists the variables that are their defaults)",
                                options.node_rank, options.nnodes, options.nnodes == 1 ? "" : "s"));
   }
   if (options.nnodes > 1 && !options.rendezvous_given && config.rendezvous.rfind("127.", 0) == 0) {

@@ -115,7 +115,6 @@ void Node::Stop() {
 
 void Node::Drain() {
   draining_ = true;
-  options_.on_drain();
 }
 
 uint64_t Node::Trim() {

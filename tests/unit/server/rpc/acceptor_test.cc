@@ -76,7 +76,7 @@ class AcceptorTest : public ::testing::Test {
  protected:
   void Start() {
     ASSERT_OK_AND_ASSIGN(listener_, ListenTcp("127.0.0.1:0"));
-    ASSERT_OK_AND_ASSIGN(acceptor_, Acceptor::Start(listener_.socket.get(), "here", [this](UniqueFd fd) {
+    ASSERT_OK_AND_ASSIGN(acceptor_, Acceptor::Start(listener_.socket.get(), "here", 0.75, [this](UniqueFd fd) {
                            MutexLock lock(mutex_);
                            taken_.push_back(std::move(fd));
                            changed_.NotifyAll();
