@@ -53,7 +53,7 @@ absl::StatusOr<Condition> ParseCondition(const std::string& text) {
   return condition;
 }
 
-// What a look at the daemon has found: the answer, or how it stands.
+// The findings of one look at the daemon: the answer, or how it stands.
 struct Found {
   std::optional<WaitOutput> done;
   std::string state;

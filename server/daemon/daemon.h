@@ -55,7 +55,7 @@ class Daemon {
   // Once this succeeds, this daemon owns the rank's sockets.
   absl::Status LockRank();
   absl::Status StartClientServers();
-  // What grpc.health.v1 says.
+  // The answer of grpc.health.v1.
   ServingStatus HealthNow(const std::string& service) const;
   Node::Options NodeOptions();
   // Writes `state` to --ready-fd.

@@ -16,8 +16,8 @@ constexpr char kJobSetName[] = "JOBSET_NAME";
 constexpr char kReplicatedJob[] = "JOBSET_REPLICATEDJOB_NAME";
 
 // torchrun sets variables for the trainers that it starts. Those with PET_ are its arguments, which
-// Kubeflow sets. RANK and WORLD_SIZE count pods in some versions of Kubeflow and processes in others,
-// so only `ckptd run` reads them, which is one process.
+// Kubeflow sets. RANK counts pods in a PyTorchJob and processes elsewhere, and WORLD_SIZE either, by
+// Kubeflow's version. So only `ckptd run` reads them, which is one process.
 constexpr FactSource kFactSources[] = {
     {JobFact::kRank, "RANK", "torchrun"},
     {JobFact::kRank, "SLURM_PROCID", "Slurm"},

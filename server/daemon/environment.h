@@ -1,5 +1,5 @@
-// What torchrun, Slurm and the job frameworks of Kubernetes tell a process about its place in its
-// job. Pure.
+// The place of a process in its job, as torchrun, Slurm and the job frameworks of Kubernetes tell it.
+// Pure.
 #ifndef CKPTD_SERVER_DAEMON_ENVIRONMENT_H_
 #define CKPTD_SERVER_DAEMON_ENVIRONMENT_H_
 
@@ -25,7 +25,7 @@ struct FactSource {
   const char* variable;
   const char* set_by;
 };
-// All of them. Of one fact, the first that is set counts.
+// All of them. The first that is set counts for its fact.
 std::span<const FactSource> FactSources();
 // The table for people: a line for each fact of `ckptd launch`, with its variables.
 std::string DescribeFactSources();

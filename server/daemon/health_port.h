@@ -18,8 +18,8 @@ namespace ckptd {
 absl::StatusOr<std::unique_ptr<GrpcServer>> StartHealthServer(const Config& config,
                                                               HealthServiceImpl& service);
 
-// What `ckptd launch` answers: asks the daemons of this host one after the other, at their workload
-// sockets, and has the first answer that is not kServing. A daemon that does not answer within a
+// The answers of `ckptd launch`: it asks the daemons of this host one after the other, at their
+// workload sockets, and has the first answer that is not kServing. A daemon that does not answer within a
 // second is kNotServing. Thread-safe.
 class HostHealth {
  public:

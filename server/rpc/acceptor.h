@@ -33,7 +33,8 @@ class Acceptor {
   using Take = std::function<void(UniqueFd connection)>;
 
   // `listener` must be non-blocking and outlive the acceptor; the caller owns it. `address` is
-  // for people. `may_open`: that share of the descriptors, from 0 to 1. Errors: ResourceExhausted without a thread or a descriptor.
+  // for people. `may_open`: that share of the descriptors, from 0 to 1. Errors: ResourceExhausted
+  // without a thread or a descriptor.
   static absl::StatusOr<std::unique_ptr<Acceptor>> Start(int listener, std::string address,
                                                          double may_open, Take take);
   // No connection is accepted afterwards.

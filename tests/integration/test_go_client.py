@@ -27,7 +27,7 @@ def go_tests(beside_a_daemon):
 
 
 class Go:
-    """What client/go/build makes, in build/go so that the next run need not compile it again."""
+    """The output of client/go/build, in build/go so that the next run need not compile it again."""
 
     def __init__(self):
         self.out = ROOT / "build/go"

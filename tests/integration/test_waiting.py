@@ -65,7 +65,7 @@ def test_a_load_at_the_start_that_fails_ends_it_with_the_reason(tmp_path_factory
             assert json.loads(error.splitlines()[-1])["error"]["reason"] == "NO_MEMORY"
 
 
-def test_what_never_comes_ends_at_its_time_with_4_and_no_daemon_with_3(tmp_path_factory):
+def test_waiting_ends_at_its_time_with_4_and_without_a_daemon_with_3(tmp_path_factory):
     folder = tmp_path_factory.mktemp("g")
     nobody = ctl(folder, "wait", "--timeout", "300ms")
     assert nobody.returncode == 3 and "not within 300 ms: connecting to the daemon" in nobody.stderr

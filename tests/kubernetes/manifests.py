@@ -12,14 +12,14 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy/kubernetes"
 CHART = FOLDER / "chart"
-# Of the environment that the tests run in: deploy/setup --tests.
+# From the environment that the tests run in: deploy/setup --tests.
 KUBECTL = pathlib.Path(sys.executable).with_name("kubectl")
 PATIENCE = 120
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is libyaml, ten times as fast
 # Before 1.34, DRA was an API of other versions.
 VERSIONS = ("1.29", "1.34", "1.37")
 VERSIONS_WITH_DRA = ("1.34", "1.35", "1.37")
-# What these API groups mean is not in Kubernetes' own schemas.
+# API groups that Kubernetes' own schemas lack.
 CUSTOM = ("jobset.x-k8s.io/", "leaderworkerset.x-k8s.io/", "trainer.kubeflow.org/", "kubeflow.org/")
 
 

@@ -1,4 +1,4 @@
-"""What holds for every pod that is rendered, in every form."""
+"""Rules that hold for every pod that is rendered, in every form."""
 
 import re
 
@@ -7,7 +7,7 @@ import pytest
 import manifests
 
 RENDERINGS = manifests.renderings()
-# What a controller adds to the containers of a pod, and so may be named in their arguments and variables.
+# Variables that a controller adds to the containers of a pod. Their arguments and variables may refer to them.
 INJECTED = {"LeaderWorkerSet": {"LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX", "LWS_GROUP_SIZE"},
             "PyTorchJob": {"RANK", "MASTER_ADDR", "MASTER_PORT"}}
 TRAINERS = {"CKPTD_RUN_DIR", "CKPTD_JOB"}
@@ -96,7 +96,7 @@ def test_every_variable_of_the_daemons_is_a_setting(kind, template):
 
 
 @each_pod
-def test_what_arguments_and_variables_refer_to_is_defined_before(kind, template):
+def test_arguments_and_variables_refer_only_to_what_is_defined_before(kind, template):
     for container in manifests.containers(template):
         defined = set(INJECTED.get(kind, ()))
         for one in container.get("env", []):

@@ -47,7 +47,7 @@ def found(tmp_path_factory):
     return findings(folder)
 
 
-def test_what_checkov_finds_is_excused(found):
+def test_each_finding_of_checkov_is_excused(found):
     failed, passed = found
     assert passed > 500
     excused = excuses()

@@ -45,7 +45,7 @@ class Pod:
         self.run_dir.mkdir()
         self.port = free_port()
         said = {key: value for key, value in manifests.environment(container).items() if isinstance(value, str)}
-        # Of a pod, and of a Job's controller. Pods have ports of their own, and these two share one host.
+        # These come from the pod and from a Job's controller. Pods have ports of their own, and these two share one host.
         own = {"PATH": f"{BINARIES}:{os.environ['PATH']}", "CKPTD_RUN_DIR": str(self.run_dir), "PET_NPROC_PER_NODE": "2",
                "PET_NNODES": "2", "JOB_COMPLETION_INDEX": str(number), "CKPTD_MEMORY": "host", "CKPTD_ARENA": "0",
                "CKPTD_HOST_ID": f"pod-{number}", "CKPTD_RENDEZVOUS": f"127.0.0.1:{rendezvous}", "CKPTD_PEER_PORT": "0",

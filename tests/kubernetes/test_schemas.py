@@ -1,4 +1,4 @@
-"""What is rendered is valid: by Kubernetes' schemas of three versions, and by those of the job frameworks."""
+"""All that is rendered is valid: by Kubernetes' schemas of three versions, and by those of the job frameworks."""
 
 import copy
 
@@ -7,7 +7,6 @@ import kubernetes_validate
 import pytest
 
 import manifests
-
 
 
 def validate(document, version):

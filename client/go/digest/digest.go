@@ -27,9 +27,9 @@ func hash(data []byte) uint64 {
 	return uint64(C.XXH3_64bits(unsafe.Pointer(&data[0]), C.size_t(len(data))))
 }
 
-// Of is the digest of a tensor's bytes: their XXH3, and of long ones that of the row of XXH3 of
+// Sum is the digest of a tensor's bytes: their XXH3, and of long ones that of the row of XXH3 of
 // their blocks of 1 MiB.
-func Of(data []byte) uint64 {
+func Sum(data []byte) uint64 {
 	if len(data) <= block {
 		return hash(data)
 	}
@@ -56,7 +56,7 @@ func Mismatched(ctx context.Context, shard *ckptd.Shard) ([]string, error) {
 			return nil, &ckptd.Error{Code: codes.FailedPrecondition, Reason: ckptd.ReasonNoDigests,
 				Message: "verifying " + shard.Checkpoint() + ": it was loaded without digests; load it with them"}
 		}
-		if Of(tensor.Data) != tensor.Digest {
+		if Sum(tensor.Data) != tensor.Digest {
 			names = append(names, tensor.Name)
 		}
 	}

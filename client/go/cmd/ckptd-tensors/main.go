@@ -141,7 +141,7 @@ func show(shard *ckptd.Shard, to io.Writer) error {
 		}
 		if tensor.HasDigest {
 			found.Digest = fmt.Sprintf("%016x", tensor.Digest)
-			found.Verified = digest.Of(tensor.Data) == tensor.Digest
+			found.Verified = digest.Sum(tensor.Data) == tensor.Digest
 		}
 		if err := out.Encode(found); err != nil {
 			return err

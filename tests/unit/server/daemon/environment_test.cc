@@ -96,7 +96,7 @@ TEST(JobFacts, ReadsTorchrunsArgumentsOfKubeflow) {
   EXPECT_EQ(facts.leader, "job-node-0-0.job");
 }
 
-TEST(JobFacts, APyTorchJobIsReadByItsArgumentsForItsRankAndWorldSizeCountPodsOrProcesses) {
+TEST(JobFacts, APyTorchJobIsReadByItsArgumentsForItsRankCountsPods) {
   const JobFacts facts = FactsFrom({{"RANK", "1"},
                                     {"WORLD_SIZE", "16"},
                                     {"MASTER_ADDR", "llama-master-0"},
@@ -130,7 +130,7 @@ TEST(JobFacts, ANumberThatIsNoneIsToldWithItsVariable) {
   EXPECT_EQ(facts.unclear.at(JobFact::kNodes), "PET_NNODES=1:4");
 }
 
-// What a fact is when only that variable is set, to 3.
+// The fact when only that variable is set, to 3.
 std::optional<std::string> FactOf(const FactSource& source) {
   const JobFacts facts =
       FactsFrom({{source.variable, "3"}, {"JOBSET_REPLICATEDJOB_NAME", "node"}});
@@ -157,7 +157,7 @@ TEST(FactSources, EachVariableAloneTellsItsFact) {
   }
 }
 
-TEST(FactSources, OfOneFactTheEarlierVariableCounts) {
+TEST(FactSources, TheEarlierVariableOfAFactCounts) {
   std::map<JobFact, std::string> first;
   Variables all = {{"JOBSET_REPLICATEDJOB_NAME", "node"}};
   int number = 1;
