@@ -188,6 +188,10 @@ ServingStatus Daemon::HealthNow(const std::string& service) const {
   return HealthOf(*node_, service);
 }
 
+void Daemon::ShowUse() const {
+  if (node_->InUse()) rank_lock_.Touch();
+}
+
 void Daemon::AnnounceReady(const std::function<bool()>& stop) {
   const auto start = Clock::now();
   while (!node_->WaitReady(Clock::now() + kReadyPoll)) {

@@ -42,6 +42,8 @@ class Daemon {
   absl::Status Health() const { return memory_.backend->Health(); }
   // Unmaps memory that other daemons of this host have given back. Called now and then.
   void DropReleased() { node_->DropReleased(); }
+  // While clients have leases or loads, touches the rank's lock file: `launch --linger` looks there.
+  void ShowUse() const;
   // Waits for the group, loads what the settings name, and reports when the daemon is ready
   // (--ready-when), through --ready-fd and its health. Returns after that, or when `stop` returns
   // true.

@@ -15,18 +15,26 @@ constexpr char kJobIndex[] = "JOB_COMPLETION_INDEX";
 constexpr char kJobSetName[] = "JOBSET_NAME";
 constexpr char kReplicatedJob[] = "JOBSET_REPLICATEDJOB_NAME";
 
+constexpr char kMpi[] = "MPI";
+
 // torchrun sets variables for the trainers that it starts. Those with PET_ are its arguments, which
 // Kubeflow sets. RANK counts pods in a PyTorchJob and processes elsewhere, and WORLD_SIZE either, by
 // Kubeflow's version. So only `ckptd run` reads them, which is one process.
 constexpr FactSource kFactSources[] = {
     {JobFact::kRank, "RANK", "torchrun"},
     {JobFact::kRank, "SLURM_PROCID", "Slurm"},
+    {JobFact::kRank, "OMPI_COMM_WORLD_RANK", kMpi},
+    {JobFact::kRank, "PMI_RANK", kMpi},
     {JobFact::kWorldSize, "WORLD_SIZE", "torchrun"},
     {JobFact::kWorldSize, "SLURM_NTASKS", "Slurm"},
+    {JobFact::kWorldSize, "OMPI_COMM_WORLD_SIZE", kMpi},
+    {JobFact::kWorldSize, "PMI_SIZE", kMpi},
     {JobFact::kLocalSize, "LOCAL_WORLD_SIZE", "torchrun"},
     {JobFact::kLocalSize, "PET_NPROC_PER_NODE", "Kubeflow"},
     {JobFact::kLocalSize, "SLURM_NTASKS_PER_NODE", "Slurm"},
     {JobFact::kLocalSize, "SLURM_GPUS_ON_NODE", "Slurm"},
+    {JobFact::kLocalSize, "OMPI_COMM_WORLD_LOCAL_SIZE", kMpi},
+    {JobFact::kLocalSize, "MPI_LOCALNRANKS", kMpi},
     {JobFact::kNodes, "GROUP_WORLD_SIZE", "torchrun"},
     {JobFact::kNodes, "PET_NNODES", "Kubeflow"},
     {JobFact::kNodes, "LWS_GROUP_SIZE", "LeaderWorkerSet"},
@@ -76,6 +84,17 @@ std::optional<std::string> LeaderIn(const Told& told, const std::optional<std::s
   if (variable != kJobSetName) return told.text;
   if (!job.has_value()) return std::nullopt;
   return fmt::format("{}-{}-0-0.{}", told.text, *job, told.text);
+}
+
+// MPI counts processes, not nodes. It starts as many on each, in this order.
+void CountMpiNodes(const EnvironmentReader& read, JobFacts& facts) {
+  const auto told = FirstTold(read, JobFact::kWorldSize);
+  const bool mpi = told.has_value() && told->source->set_by == std::string_view(kMpi);
+  if (!mpi || facts.nodes.has_value() || facts.local_size.value_or(0) == 0) return;
+  facts.nodes = facts.world_size.value_or(1) / *facts.local_size;
+  if (!facts.node_rank.has_value() && facts.rank.has_value()) {
+    facts.node_rank = *facts.rank / *facts.local_size;
+  }
 }
 
 std::string NameOf(const FactSource& source) {
@@ -144,6 +163,7 @@ JobFacts ReadJobFacts(const EnvironmentReader& read) {
     if (number->has_value()) continue;
     facts.unclear[fact] = fmt::format("{}={}", told->source->variable, told->text);
   }
+  CountMpiNodes(read, facts);
   const auto index = FirstTold(read, JobFact::kNodeRank);
   facts.node_rank_is_index =
       index.has_value() && index->source->variable == std::string_view(kJobIndex);

@@ -1,5 +1,5 @@
-// The place of a process in its job, as torchrun, Slurm and the job frameworks of Kubernetes tell it.
-// Pure.
+// The place of a process in its job, as torchrun, Slurm, MPI and the job frameworks of
+// Kubernetes tell it. Pure.
 #ifndef CKPTD_SERVER_DAEMON_ENVIRONMENT_H_
 #define CKPTD_SERVER_DAEMON_ENVIRONMENT_H_
 

@@ -106,6 +106,8 @@ class Node {
   // block.
   void DropReleased();
   absl::Status CheckNotDraining() const;
+  // Whether a client has a lease, or waits for a load.
+  bool InUse() const;
   struct Info {
     MemberIdentity identity;
     uint64_t epoch = 0;

@@ -97,6 +97,16 @@ TEST(CommandLine, TellsTheCommandOfLaunchFromItsFlags) {
   EXPECT_EQ(line.launch.command, (std::vector<std::string>{"python", "-u"}));
 }
 
+TEST(CommandLine, LingersForSecondsMinutesOrHours) {
+  for (const auto& [text, seconds] : {std::pair{"90", 90.0}, {"90s", 90.0}, {"1.5m", 90.0}, {"2h", 7200.0}}) {
+    ASSERT_OK_AND_ASSIGN(const CommandLine line, Parse({"launch", "--detach", "--linger", text}));
+    EXPECT_TRUE(line.launch.detach);
+    EXPECT_EQ(line.launch.linger, seconds) << text;
+  }
+  EXPECT_THAT(Parse({"launch", "--linger", "2 weeks"}).status(),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid));
+}
+
 TEST(CommandLine, WhatIsLoadedAtTheStartIsFoundFromAnywhere) {
   const std::string here = std::filesystem::current_path().string();
   for (const auto& [given, meant] : {std::pair{std::string("m"), here + "/m"},

@@ -74,6 +74,22 @@ TEST(JobFacts, ReadsTheTasksOfANodeWithTheirRepetition) {
   EXPECT_EQ(FactsFrom({{"SLURM_NTASKS_PER_NODE", "4(x2)"}}).local_size, 4u);
 }
 
+TEST(JobFacts, CountsTheNodesOfMpiFromItsProcesses) {
+  const std::vector<Variables> told = {{{"OMPI_COMM_WORLD_RANK", "11"},
+                                        {"OMPI_COMM_WORLD_SIZE", "16"},
+                                        {"OMPI_COMM_WORLD_LOCAL_SIZE", "8"}},
+                                       {{"PMI_RANK", "11"}, {"PMI_SIZE", "16"}, {"MPI_LOCALNRANKS", "8"}}};
+  for (const Variables& variables : told) {
+    const JobFacts facts = FactsFrom(variables);
+    EXPECT_EQ(facts.rank, 11u);
+    EXPECT_EQ(facts.local_size, 8u);
+    EXPECT_EQ(facts.nodes, 2u);
+    EXPECT_EQ(facts.node_rank, 1u);
+  }
+  EXPECT_EQ(FactsFrom({{"WORLD_SIZE", "16"}, {"LOCAL_WORLD_SIZE", "8"}}).nodes, std::nullopt);
+  EXPECT_EQ(FactsFrom({{"OMPI_COMM_WORLD_SIZE", "16"}}).nodes, std::nullopt);
+}
+
 TEST(JobFacts, ReadsWhatLeaderWorkerSetSets) {
   const JobFacts facts = FactsFrom({{"LWS_LEADER_ADDRESS", "llama-0.llama.ml"},
                                     {"LWS_GROUP_SIZE", "4"},
