@@ -26,6 +26,13 @@ const Setting kSettings[] = {
     {"run-dir", &Config::run_dir,
      "Directory of the sockets; each job has a folder in it, mode 0700"},
     {"rendezvous", &Config::rendezvous, "host:port on which rank 0 listens for the others"},
+    {"peer-port", &Config::peer_port,
+     "First TCP port on which the daemons of a host listen for the others: each takes this one "
+     "plus its number on the host (rank modulo local-size), as for a firewall; 0: any free ones. "
+     "Rank 0 listens at --rendezvous"},
+    {"health-port", &Config::health_port,
+     "TCP port, or host:port, on which grpc.health.v1 alone is served, in plain text, for probes "
+     "of Kubernetes; launch serves it for all daemons of its host; 0: none"},
     {"advertise", &Config::advertise,
      "Host name or address under which the others reach this daemon (found out if not given)"},
     {"host-id", &Config::host_id,

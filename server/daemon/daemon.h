@@ -3,6 +3,7 @@
 #ifndef CKPTD_SERVER_DAEMON_DAEMON_H_
 #define CKPTD_SERVER_DAEMON_DAEMON_H_
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,7 +13,9 @@
 #include "server/comm/host/host_peer_memory.h"
 #include "server/comm/host/peer_socket.h"
 #include "server/daemon/config.h"
+#include "server/daemon/health_port.h"
 #include "server/daemon/memory_tier.h"
+#include "server/daemon/network.h"
 #include "server/daemon/run_directory.h"
 #include "server/node/node.h"
 #include "server/rpc/admin_service.h"
@@ -20,6 +23,7 @@
 #include "server/rpc/fd_server.h"
 #include "server/rpc/group_service.h"
 #include "server/rpc/grpc_server.h"
+#include "server/rpc/health_service.h"
 #include "server/rpc/peer_channel.h"
 #include "server/rpc/transfer_service.h"
 
@@ -38,6 +42,8 @@ class Daemon {
   absl::Status Health() const { return memory_.backend->Health(); }
   // Unmaps memory that other daemons of this host have given back. Called now and then.
   void DropReleased() { node_->DropReleased(); }
+  // While clients have leases or loads, touches the rank's lock file: `launch --linger` looks there.
+  void ShowUse() const;
   // Waits for the group, loads what the settings name, and reports when the daemon is ready
   // (--ready-when), through --ready-fd and its health. Returns after that, or when `stop` returns
   // true.
@@ -46,9 +52,13 @@ class Daemon {
  private:
   explicit Daemon(const Config& config);
   absl::Status StartPeerServer();
+  // The host under which the others reach this daemon; kUnknownHost while it cannot be known.
+  std::string OwnHost(const HostPort& rendezvous) const;
   // Once this succeeds, this daemon owns the rank's sockets.
   absl::Status LockRank();
   absl::Status StartClientServers();
+  // The answer of grpc.health.v1.
+  ServingStatus HealthNow(const std::string& service) const;
   Node::Options NodeOptions();
   // Writes `state` to --ready-fd.
   void WriteReadyFd(char state) const;
@@ -69,10 +79,13 @@ class Daemon {
   std::unique_ptr<TransferServiceImpl> transfer_service_;
   std::unique_ptr<CheckpointServiceImpl> checkpoint_service_;
   std::unique_ptr<AdminServiceImpl> admin_service_;
+  std::unique_ptr<HealthServiceImpl> health_service_;
+  std::atomic<bool> awaits_load_ = false;  // it is ready when a load is done that is not
   std::unique_ptr<FdServer> fd_server_;
   std::unique_ptr<GrpcServer> peer_server_;
   std::unique_ptr<GrpcServer> workload_server_;
   std::unique_ptr<GrpcServer> admin_server_;
+  std::unique_ptr<GrpcServer> health_server_;  // null: only the Unix sockets serve health
 };
 
 }  // namespace ckptd

@@ -113,9 +113,16 @@ void Node::Stop() {
   leases_.Stop();
 }
 
+bool Node::InUse() const {
+  if (!leases_.Empty()) return true;
+  const std::vector<CheckpointInfo> all = catalog_.List();
+  return std::any_of(all.begin(), all.end(), [](const CheckpointInfo& info) {
+    return info.state == CheckpointState::kLoading;
+  });
+}
+
 void Node::Drain() {
   draining_ = true;
-  options_.on_drain();
 }
 
 uint64_t Node::Trim() {

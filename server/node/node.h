@@ -44,8 +44,6 @@ class Node {
     std::shared_ptr<LeaderLink> leader;
     // Called with the group's secret whenever it changes (members only).
     std::function<void(const std::string&)> on_secret;
-    // Called when the daemon accepts no new work any more.
-    std::function<void()> on_drain = [] {};
     std::map<std::string, std::string> config;  // effective settings, for info
     std::string tier_reason;                    // why shards are in this memory, for info
     // Makes communicators with other GPUs. Null: none, and `no_comms` is the reason.
@@ -108,6 +106,8 @@ class Node {
   // block.
   void DropReleased();
   absl::Status CheckNotDraining() const;
+  // Whether a client has a lease, or waits for a load.
+  bool InUse() const;
   struct Info {
     MemberIdentity identity;
     uint64_t epoch = 0;

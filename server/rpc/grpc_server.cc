@@ -2,7 +2,7 @@
 
 #include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/server_builder_option.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
@@ -25,6 +25,10 @@ namespace {
 constexpr char kUnixPrefix[] = "unix:";
 // sizeof(sockaddr_un::sun_path) - 1.
 constexpr size_t kMaxSocketPath = 107;
+// Shares of this process's descriptors that may be open before a server refuses connections.
+// Strangers are refused first.
+constexpr double kAnybodyMayOpen = 0.75;
+constexpr double kProbesMayOpen = 0.5;
 
 absl::Status Busy(const std::string& address) {
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
@@ -59,16 +63,34 @@ void LimitMemory(grpc::ServerBuilder& builder, const GrpcServer::Options& option
   }
 }
 
+// Reflection is a plugin that every server of the process gets.
+class WithoutPlugins final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    plugins->clear();
+  }
+};
+
+// A caller that has gone without a word is noticed by pings, so that its watch ends.
+void LimitProbes(grpc::ServerBuilder& builder) {
+  builder.SetOption(std::make_unique<WithoutPlugins>());
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 8);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, 60'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+}
+
 void PrepareBuilder(grpc::ServerBuilder& builder, const GrpcServer::Options& options) {
   static std::once_flag once;
   std::call_once(once, [] {
-    grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     // Never undone: otherwise the last channel would shut the library down, and wait up to 10 s
     // for a thread of its own that still polls.
     grpc_init();
   });
   LimitMemory(builder, options);
+  if (options.only_probes) LimitProbes(builder);
   // A connection that stays silent is closed. The limit leaves time for thousands of ranks that
   // join at once.
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 30'000);
@@ -100,6 +122,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   CKPTD_ASSIGN_OR_RETURN(
       result->acceptor_,
       Acceptor::Start(listener, options.address,
+                      options.only_probes ? kProbesMayOpen : kAnybodyMayOpen,
                       [listener, to = result->connections_.get()](UniqueFd connection) {
                         Connections::NewConnectionParameters taken;
                         taken.listener_fd = listener;
@@ -119,12 +142,6 @@ absl::Status GrpcServer::Listen(const std::string& address) {
   // The directory is 0700 already. The socket itself is made 0600, too.
   CKPTD_ASSIGN_OR_RETURN(unix_, UnixListener::OpenLocked(path, 0600));
   return absl::OkStatus();
-}
-
-void GrpcServer::SetServing(bool serving) {
-  if (auto* health = server_->GetHealthCheckService(); health != nullptr) {
-    health->SetServingStatus(serving);
-  }
 }
 
 void GrpcServer::Shutdown(std::chrono::milliseconds patience) {

@@ -1,5 +1,4 @@
-// One gRPC server on one socket, with health and reflection. It refuses an address that is in
-// use, and replaces a stale socket.
+// One gRPC server on one socket. It refuses an address that is in use, and replaces a stale socket.
 #ifndef CKPTD_SERVER_RPC_GRPC_SERVER_H_
 #define CKPTD_SERVER_RPC_GRPC_SERVER_H_
 
@@ -35,6 +34,10 @@ class GrpcServer {
     // Limit of messages that are arriving, on all connections together. Beyond it, calls end with
     // ResourceExhausted, but not always those that caused it. 0: no limit.
     size_t max_held_bytes = 0;
+    // For callers that ask one thing and are strangers, as probes over TCP: no reflection, few
+    // calls on a connection, and idle connections are closed. The others keep their share of this
+    // process's descriptors.
+    bool only_probes = false;
   };
   // `services` must outlive the server. Errors: FailedPrecondition CONFIG_INVALID if another
   // daemon holds the address, or something else has its path; ResourceExhausted NO_MEMORY on a
@@ -47,8 +50,6 @@ class GrpcServer {
 
   // The port that was bound (TCP).
   int port() const { return tcp_.port; }
-  // Sets the answer of grpc.health.v1.
-  void SetServing(bool serving);
   void Shutdown(std::chrono::milliseconds patience);
 
  private:

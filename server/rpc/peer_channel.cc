@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "absl/strings/str_replace.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/rpc/grpc_status.h"
@@ -77,6 +78,18 @@ std::shared_ptr<grpc::Channel> PeerChannel(const std::string& address,
   options.pem_private_key = security.key;
   options.pem_cert_chain = security.certificate;
   return grpc::CreateCustomChannel(address, grpc::SslCredentials(options), arguments);
+}
+
+std::string ReachableAddress(const std::string& address, std::string_view caller) {
+  const size_t scheme = caller.find(':');
+  const size_t port = caller.rfind(':');
+  if (address.rfind(kUnknownHost, 0) != 0 || scheme == port) return address;
+  const std::string_view family = caller.substr(0, scheme);
+  if (family != "ipv4" && family != "ipv6") return address;
+  // gRPC writes the brackets of IPv6 as in a URI.
+  const std::string host = absl::StrReplaceAll(
+      std::string(caller.substr(scheme + 1, port - scheme - 1)), {{"%5B", "["}, {"%5D", "]"}});
+  return host + address.substr(kUnknownHost.size());
 }
 
 std::chrono::system_clock::time_point WallDeadline(Deadline deadline) {

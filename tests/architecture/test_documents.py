@@ -89,6 +89,16 @@ def test_the_table_of_reasons_is_complete_and_has_no_others():
     assert set(reasons_of_table()) == set(reasons_of_code().values())
 
 
+def test_the_runbook_has_what_to_look_at_and_the_next_step_for_each_reason():
+    entries = rows(section(read("deploy/README.md"), "Errors"))
+    assert [name.strip("`") for name, _, _ in entries] == list(reasons_of_code().values())
+    assert all(look and step for _, look, step in entries)
+
+
+def test_the_go_client_names_the_reasons_of_the_table():
+    assert set(re.findall(r'^\tReason\w+ += "(\w+)"$', read("client/go/reasons.go"), flags=re.M)) == set(reasons_of_table())
+
+
 def test_each_reason_has_canonical_codes_and_advice():
     wrong = [reason for reason, (codes, advice) in reasons_of_table().items()
              if not codes or not codes <= CODES or not advice]

@@ -44,6 +44,7 @@ def test_help_is_given_at_once(run, script):
     ("deploy/quickstart --ranks 1025", "'1025' is no number"),
     ("deploy/setup --nosuch", "unknown option --nosuch"),
     ("deploy/setup --build --nosuch", "--nosuch is none"),
+    ("deploy/setup --tests some", "--tests takes no argument some"),
     ("deploy/package --nosuch", "unknown option --nosuch"),
     ("deploy/package --jobs some", "--jobs some: say a number"),
     ("deploy/docker/build nosuch", "there is no image nosuch"),

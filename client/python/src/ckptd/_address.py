@@ -14,12 +14,16 @@ from typing import NamedTuple, Optional
 
 from ._errors import InvalidArgument, PermissionDenied, Unavailable
 
+# torchrun, Slurm, Open MPI, MPICH: the first that is set counts.
+_RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _MAX_SOCKET_PATH = 107  # bytes in sockaddr_un, less the terminator
 
 
 class Address(NamedTuple):
     path: str
     chosen_by: str  # for error sentences
+    is_default: bool = False  # nobody named it
 
     @property
     def target(self) -> str:
@@ -59,25 +63,24 @@ def _process_group():
 
 
 def rank() -> int:
-    """Global rank: the process group's, else by torchrun's or Slurm's environment; 0 alone."""
+    """Global rank: the process group's, else by torchrun's, Slurm's or MPI's environment; 0 alone."""
     group = _process_group()
-    return group.get_rank() if group else _number("RANK", "SLURM_PROCID") or 0
+    return group.get_rank() if group else _number(*_RANK) or 0
 
 
 def local_rank() -> int:
-    return _number("LOCAL_RANK", "SLURM_LOCALID") or 0
+    return _number("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID") or 0
 
 
 def world_size() -> int:
     """Ranks of the job, found as rank() is; 1 alone."""
     group = _process_group()
-    return group.get_world_size() if group else _number("WORLD_SIZE", "SLURM_NTASKS") or 1
+    return group.get_world_size() if group else _number(*_WORLD_SIZE) or 1
 
 
 def is_outside() -> bool:
     """Whether this process is no rank of a job: it has no process group, and no launcher's variables."""
-    names = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS")
-    return _process_group() is None and not any(os.environ.get(name) for name in names)
+    return _process_group() is None and not any(map(os.environ.get, _RANK + _WORLD_SIZE))
 
 
 def _run_dir() -> str:
@@ -121,9 +124,10 @@ def resolve(address: Optional[str] = None, of_rank: Optional[int] = None) -> Add
 
     {rank} and {local_rank} are replaced. `of_rank` beats rank().
     """
+    is_default = not address and not os.environ.get("CKPTD_ADDRESS")
     if address:
         text, chosen_by = os.fspath(address), "given as address"
-    elif os.environ.get("CKPTD_ADDRESS"):
+    elif not is_default:
         text, chosen_by = os.environ["CKPTD_ADDRESS"], "from CKPTD_ADDRESS"
     else:
         job = os.environ.get("CKPTD_JOB") or os.environ.get("SLURM_JOB_ID") or "default"
@@ -133,7 +137,7 @@ def resolve(address: Optional[str] = None, of_rank: Optional[int] = None) -> Add
         text = text.replace("{rank}", str(rank() if of_rank is None else of_rank))
     if "{local_rank}" in text:
         text = text.replace("{local_rank}", str(local_rank()))
-    return Address(_socket_path(text, chosen_by), chosen_by)
+    return Address(_socket_path(text, chosen_by), chosen_by, is_default)
 
 
 def _why(address: Address, error: OSError) -> str:
@@ -205,6 +209,17 @@ def _check_owner(address: Address, connection: socket.socket) -> None:
             "DAEMON_UNREACHABLE",
             {"address": address.path, "chosen_by": address.chosen_by, "uid": str(uid)},
         )
+
+
+def listens(address: Address) -> bool:
+    """Whether something accepts connections at `address`, or may not be asked by this user."""
+    try:
+        wait_until_listening(address, 0)
+    except Unavailable:
+        return False
+    except PermissionDenied:
+        pass  # the caller's own attempt says so
+    return True
 
 
 def wait_until_listening(address: Address, timeout: float) -> None:

@@ -16,7 +16,7 @@ from typing import (
 )
 
 # _shard is imported now: a restarted trainer waits for its first acquire, which should not import.
-from . import _address, _deferred_free, _device_map, _layout, _outside, _proto, _shard, _types
+from . import _address, _auto, _deferred_free, _device_map, _layout, _outside, _proto, _shard, _types
 from ._device_map import Device, DeviceMap
 from ._errors import (
     Error,
@@ -57,10 +57,13 @@ def connect(
 
     Waits up to `wait` seconds for a daemon that is still starting: 5 unless more are given.
     {rank} and {local_rank} in the address are replaced from torchrun's or Slurm's
-    environment; `rank` beats it. Raises Unavailable (DAEMON_UNREACHABLE) with
+    environment; `rank` beats it. With CKPTD_AUTO=1 and no address, starts daemons where there are
+    none. Raises Unavailable (DAEMON_UNREACHABLE) with
     the address, how it was chosen and what to try.
     """
     resolved = _address.resolve(address, rank)
+    if resolved.is_default and _auto.wanted() and not _address.listens(resolved):
+        _auto.start_daemons(resolved)
     _address.wait_until_listening(resolved, wait)
     return Client(resolved)
 
