@@ -98,6 +98,7 @@ void LeaseTable::End(const std::string& lease) {
     changed_.NotifyAll();
   }
   Log(LogLevel::kDebug, "{}: ended", lease);
+  memory.reset();  // before it is evicted for a load, which would find it in use
   catalog_.leases().Release(checkpoint, generation);
 }
 
