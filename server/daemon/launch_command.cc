@@ -34,6 +34,7 @@
 #include "server/daemon/network.h"
 #include "server/daemon/peer_auth.h"
 #include "server/daemon/run_directory.h"
+#include "server/rpc/host_health.h"
 
 namespace ckptd {
 namespace {
