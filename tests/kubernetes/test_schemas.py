@@ -91,6 +91,6 @@ def test_objects_of_job_frameworks_are_valid(name, document):
     assert model.from_dict(document).to_dict() == document
 
 
-def test_the_frameworks_that_the_readme_names_have_an_example():
+def test_each_job_framework_has_an_example():
     assert {document["kind"] for _, document in custom_objects()} == {
         "JobSet", "LeaderWorkerSet", "TrainJob", "TrainingRuntime", "PyTorchJob"}
