@@ -94,13 +94,13 @@ def tensors(go, group, *options):
 
 @pytest.mark.parametrize("name", go_tests(beside_a_daemon=False))
 def test_a_go_test_of_a_part_passes(go, name):
-    go.run([go.tests, "-test.run", f"^{name}$", "-test.v"], go.settings)
+    go.run([go.tests, "-test.run", f"^{name}$", "-test.v", "-test.timeout", f"{PATIENCE}s"], go.settings)
 
 
 @pytest.mark.parametrize("name", go_tests(beside_a_daemon=True))
 def test_a_go_test_beside_a_daemon_passes(go, pair, every_dtype, name):
     environment = {**pair.environment, "CKPTD_TEST_SOURCE": str(every_dtype[0])}
-    said = go.run([go.tests, "-test.run", f"^{name}$", "-test.v"], environment)
+    said = go.run([go.tests, "-test.run", f"^{name}$", "-test.v", "-test.timeout", f"{PATIENCE}s"], environment)
     assert f"--- PASS: {name}" in said
 
 
