@@ -36,6 +36,13 @@ def free_port():
         return free.getsockname()[1]
 
 
+def wait_until(condition, what):
+    end = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < end, f"waited {SOON} s in vain for {what}"
+        time.sleep(0.05)
+
+
 class Pod:
     """The daemons of one pod of two, and what kubelet would do to them."""
 
@@ -85,16 +92,14 @@ class Pod:
         except grpc.RpcError:
             return False
 
-    def soon(self, probe, wanted=True):
-        end = time.monotonic() + SOON
-        while self.passes(probe) != wanted:
-            assert time.monotonic() < end, f"{probe} is not {wanted} after {SOON} s"
-            time.sleep(0.05)
+    def soon(self, probe):
+        wait_until(lambda: self.passes(probe), f"the {probe} probe")
 
     def process_of(self, rank):
+        """None if it does not answer."""
         at = self.run_dir / self.environment["CKPTD_JOB"] / f"rank-{rank}.sock"
         said = self.run(["ckptctl", "--address", str(at), "info"]).stdout
-        return next(int(line.split()[1]) for line in said.splitlines() if line.startswith("pid:"))
+        return next((int(line.split()[1]) for line in said.splitlines() if line.startswith("pid:")), None)
 
 
 @pytest.fixture
@@ -146,8 +151,9 @@ def test_the_liveness_probe_fails_while_a_daemon_hangs_and_passes_when_it_goes_o
 def test_a_killed_daemon_comes_back_without_kubelet(pods):
     pods[0].start()
     pods[0].soon("startup")
-    os.kill(pods[0].process_of(1), signal.SIGKILL)
-    pods[0].soon("liveness", wanted=False)
+    killed = pods[0].process_of(1)
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: pods[0].process_of(1) not in (None, killed), "another daemon")
     pods[0].soon("liveness")
 
 
