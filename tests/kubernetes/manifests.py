@@ -83,6 +83,12 @@ def renderings():
     return found
 
 
+def distinct_renderings():
+    """The same without those of the chart that test_rendering.py compares with a kustomization."""
+    compared = {f"chart-{folder.name}" for folder in overlays() + examples() if KUBECTL.exists()}
+    return {name: objects for name, objects in renderings().items() if name not in compared}
+
+
 def is_custom(document):
     return document["apiVersion"].startswith(CUSTOM)
 
