@@ -4,8 +4,6 @@
 #define CKPTD_SERVER_DAEMON_HEALTH_PORT_H_
 
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/daemon/config.h"
@@ -17,18 +15,6 @@ namespace ckptd {
 // Null if the settings name no port. `service` must outlive the server. Errors: CONFIG_INVALID.
 absl::StatusOr<std::unique_ptr<GrpcServer>> StartHealthServer(const Config& config,
                                                               HealthServiceImpl& service);
-
-// The answers of `ckptd launch`: it asks the daemons of this host one after the other, at their
-// workload sockets, and has the first answer that is not kServing. A daemon that does not answer within a
-// second is kNotServing. Thread-safe.
-class HostHealth {
- public:
-  explicit HostHealth(const std::vector<std::string>& sockets);
-  ServingStatus Ask(const std::string& service) const;
-
- private:
-  std::vector<std::unique_ptr<grpc::health::v1::Health::Stub>> daemons_;
-};
 
 }  // namespace ckptd
 

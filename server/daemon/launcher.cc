@@ -30,6 +30,7 @@
 #include "server/daemon/peer_auth.h"
 #include "server/daemon/run_directory.h"
 #include "server/daemon/service_manager.h"
+#include "server/rpc/host_health.h"
 
 namespace ckptd {
 namespace {

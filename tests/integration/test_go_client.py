@@ -6,7 +6,9 @@ import os
 import pathlib
 import random
 import re
+import socket
 import subprocess
+import tempfile
 
 import pytest
 import safetensors
@@ -92,13 +94,13 @@ def tensors(go, group, *options):
 
 @pytest.mark.parametrize("name", go_tests(beside_a_daemon=False))
 def test_a_go_test_of_a_part_passes(go, name):
-    go.run([go.tests, "-test.run", f"^{name}$", "-test.v"], go.settings)
+    go.run([go.tests, "-test.run", f"^{name}$", "-test.v", "-test.timeout", f"{PATIENCE}s"], go.settings)
 
 
 @pytest.mark.parametrize("name", go_tests(beside_a_daemon=True))
 def test_a_go_test_beside_a_daemon_passes(go, pair, every_dtype, name):
     environment = {**pair.environment, "CKPTD_TEST_SOURCE": str(every_dtype[0])}
-    said = go.run([go.tests, "-test.run", f"^{name}$", "-test.v"], environment)
+    said = go.run([go.tests, "-test.run", f"^{name}$", "-test.v", "-test.timeout", f"{PATIENCE}s"], environment)
     assert f"--- PASS: {name}" in said
 
 
@@ -163,9 +165,9 @@ def test_mapped_memory_outlives_the_daemon(go, pair, every_dtype):
         assert len(found) == 2 * len(expected) and all(line["verified"] for line in found)
 
 
-def error_of(go, environment, *options):
+def error_of(go, environment, *options, **process):
     answer = subprocess.run([go.program, *map(str, options)], env=environment, stdin=subprocess.DEVNULL, capture_output=True,
-                            text=True, timeout=PATIENCE)
+                            text=True, timeout=PATIENCE, **process)
     assert answer.returncode == 1, answer.stderr
     return json.loads(answer.stderr.splitlines()[-1])["error"]
 
@@ -186,6 +188,29 @@ def test_a_daemon_that_is_not_there_is_named_with_its_socket(go, tmp_path, every
     error = error_of(go, environment, "-timeout", "50ms", every_dtype[0])
     assert error["code"] == "UNAVAILABLE" and error["reason"] == "DAEMON_UNREACHABLE"
     assert error["facts"]["address"] == os.path.join(tmp_path, "default", "rank-3.sock")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two other users")
+def test_a_socket_of_another_user_is_refused_unless_that_user_is_named(go, every_dtype):
+    with tempfile.TemporaryDirectory(prefix="ckptd-") as folder, socket.socket(socket.AF_UNIX) as listener:
+        os.chmod(folder, 0o755)
+        listener.bind(f"{folder}/s")
+        os.chmod(f"{folder}/s", 0o666)
+        os.seteuid(1000)  # the kernel notes who listens
+        try:
+            listener.listen()
+        finally:
+            os.seteuid(0)
+
+        def why(**more):
+            return error_of(go, {**clean_environment(), **more}, "-timeout", "300ms", "-address", f"{folder}/s", every_dtype[0],
+                            user=65534)
+
+        refused = why()
+        assert (refused["code"], refused["reason"]) == ("PERMISSION_DENIED", "DAEMON_UNREACHABLE")
+        assert "user 1000 listens there" in refused["message"]
+        # Nobody answers there.
+        assert why(CKPTD_DAEMON_UID="1000")["code"] in ("DEADLINE_EXCEEDED", "UNAVAILABLE")
 
 
 def test_the_build_names_the_package_of_a_program_that_is_missing(tmp_path):

@@ -1,31 +1,30 @@
 """Groups whose hosts are known by names, as pods are: names that get an address late, and another one later."""
 
-import os
 import subprocess
-import sys
 
 import pytest
 from group import SOON, wait_until
 from hosts import SpreadGroup, check_rows, why_not
 from namespaces import tool
+from probe import check
 
 reason = why_not()
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
 
 NAME = "trainer-0.trainer"
-HEALTH = 29510
 
 
 class Pods(SpreadGroup):
-    """Ranks of two hosts that look rank 0 up by name, in a file of names that all of them see and the test writes."""
+    """Ranks of two hosts that look rank 0 up by name, in a file of names that all of them see and the test writes.
 
-    def __init__(self, folder, network, hosts, *options):
+    With silent=True they also ask a name server that never answers."""
+
+    def __init__(self, folder, network, hosts, silent=False):
         self.names_file = folder / "hosts"
         self.name_has(None)
         (folder / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
-        # Daemons of one host have a port each, as launch would not have them.
-        ports = {rank: ("--health-port", HEALTH + rank) for rank in range(len(hosts))}
-        super().__init__(folder, network, hosts, *options, per_rank=ports)
+        (folder / "nsswitch.conf").write_text(f"hosts: files {'dns' if silent else ''}\n")
+        super().__init__(folder, network, hosts)
 
     def name_has(self, address):
         # In place: the daemons see this file, and not another one of its name.
@@ -36,27 +35,19 @@ class Pods(SpreadGroup):
         return "--rendezvous", f"{NAME}:{self.port}"
 
     def start(self, rank):
-        folder = self.names_file.parent
-        script = 'mount --bind "$0" /etc/hosts && mount --bind "$1" /etc/resolv.conf && shift && exec "$@"'
-        arguments = [*self.network.inside(self.hosts[rank]), "sh", "-c", script, self.names_file, folder / "resolv.conf",
-                     *self.command(rank)]
+        script = 'for file in hosts resolv.conf nsswitch.conf; do mount --bind "$0/$file" "/etc/$file" || exit; done; exec "$@"'
+        arguments = [*self.network.inside(self.hosts[rank]), "sh", "-c", script, self.names_file.parent, *self.command(rank)]
         with open(self.log_of(rank), "a") as log:
             return subprocess.Popen([str(a) for a in arguments], env={**self.environment, **self.keys[rank]},
                                     stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    def health(self, rank, service):
-        """As kubelet sees it, from the host itself."""
-        script = (f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); from probe import check; "
-                  f"print(check('127.0.0.1:{HEALTH + rank}', {service!r}))")
-        return tool(*self.network.inside(self.hosts[rank]), sys.executable, "-c", script).stdout.strip()
 
 
 @pytest.fixture
 def pods(network, tmp_path_factory):
     groups = []
 
-    def start(hosts, *options):
-        groups.append(Pods(tmp_path_factory.mktemp("pods"), network, hosts, *options))
+    def start(hosts, **options):
+        groups.append(Pods(tmp_path_factory.mktemp("pods"), network, hosts, **options))
         return groups[-1]
 
     yield start
@@ -70,9 +61,9 @@ def address_of(group, rank):
 
 def test_daemons_serve_before_the_leaders_name_has_an_address_and_join_when_it_has(pods, network, source):
     path, tensors = source
-    group = pods([0, 1])
+    group = pods([0, 1], silent=True)
     wait_until(lambda: f"not joined yet: joining the group at {NAME}" in group.log_of(1).read_text(), "the first attempt")
-    assert group.health(1, "liveness") == "SERVING" and group.health(1, "ckptd.v1.Group") == "NOT_SERVING"
+    assert [check(group.address(1), name) for name in ("liveness", "ckptd.v1.Group")] == ["SERVING", "NOT_SERVING"]
     assert NAME in group.info(1)["detail"]
     group.name_has(network.addresses[0])
     group.wait_ready()
@@ -84,8 +75,9 @@ def test_daemons_serve_before_the_leaders_name_has_an_address_and_join_when_it_h
 def move(network, host, old, new):
     """The host of a pod that was replaced has another address."""
     inside = ("ip", "-n", network.names[host])
-    tool(*inside, "address", "add", f"{new}/24", "dev", "eth0")
+    # In this order: the first address of a network takes the others along.
     tool(*inside, "address", "delete", f"{old}/24", "dev", "eth0")
+    tool(*inside, "address", "add", f"{new}/24", "dev", "eth0")
 
 
 def test_members_find_a_leader_that_comes_back_with_another_address(pods, network, source):

@@ -7,13 +7,15 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
 import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy/kubernetes"
 CHART = FOLDER / "chart"
-# From the environment that the tests run in: deploy/setup --tests.
+# From the environment that the tests run in: deploy/setup --tests. It is not built for every machine.
 KUBECTL = pathlib.Path(sys.executable).with_name("kubectl")
+NO_KUBECTL = f"there is no {KUBECTL}: kustomizations are not rendered, only the chart, which makes the same objects"
 PATIENCE = 120
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is libyaml, ten times as fast
 # Before 1.34, DRA was an API of other versions.
@@ -47,6 +49,8 @@ def documents(text):
 @functools.cache
 def kustomize(folder):
     """The objects. A test that changes one copies it first."""
+    if not KUBECTL.exists():
+        pytest.skip(NO_KUBECTL)
     done = subprocess.run([KUBECTL, "kustomize", folder], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     # Deprecated fields are named on stderr.
@@ -74,9 +78,15 @@ def chart(path):
 def renderings():
     """Name -> function that gives the objects, of everything that can be rendered."""
     found = {f"kustomize-{folder.parent.name}-{folder.name}": functools.partial(kustomize, folder)
-             for folder in overlays() + examples()}
+             for folder in overlays() + examples() if KUBECTL.exists()}
     found |= {f"chart-{path.stem.removesuffix('-values')}": functools.partial(chart, path) for path in values_files()}
     return found
+
+
+def distinct_renderings():
+    """The same without those of the chart that test_rendering.py compares with a kustomization."""
+    compared = {f"chart-{folder.name}" for folder in overlays() + examples() if KUBECTL.exists()}
+    return {name: objects for name, objects in renderings().items() if name not in compared}
 
 
 def is_custom(document):

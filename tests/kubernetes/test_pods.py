@@ -137,6 +137,8 @@ def test_gpus_are_where_the_memory_is(kind, template):
         assert not any(claims)
     sees = bool(daemon["resources"].get("claims")) or "nvidia.com/gpu" in daemon["resources"]["limits"]
     assert manifests.environment(daemon)["CKPTD_MEMORY"] == ("cuda" if sees else "host")
+    if daemon["name"] == "ckptd":
+        assert daemon["image"].endswith("-cuda" if sees else "-host")
 
 
 @each_pod

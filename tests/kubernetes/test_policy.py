@@ -38,7 +38,7 @@ def findings(folder):
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("manifests")
-    for name, objects in manifests.renderings().items():
+    for name, objects in manifests.distinct_renderings().items():
         plain = [one for one in objects() if not manifests.is_custom(one)]
         # checkov does not look into kinds that it does not know.
         pods = [manifests.as_pod(template, f"pod-{number}") for number, template in enumerate(

@@ -85,10 +85,10 @@ class Pod:
         except grpc.RpcError:
             return False
 
-    def soon(self, probe, wanted=True):
+    def soon(self, probe):
         end = time.monotonic() + SOON
-        while self.passes(probe) != wanted:
-            assert time.monotonic() < end, f"{probe} is not {wanted} after {SOON} s"
+        while not self.passes(probe):
+            assert time.monotonic() < end, f"waited {SOON} s in vain for the {probe} probe"
             time.sleep(0.05)
 
     def process_of(self, rank):
@@ -108,10 +108,6 @@ def pods():
         for pod in made:
             stack.callback(pod.stop)
         yield made
-
-
-def test_no_probe_passes_before_the_daemons_start(pods):
-    assert not any(pods[0].passes(probe) for probe in pods[0].services)
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -140,14 +136,6 @@ def test_the_liveness_probe_fails_while_a_daemon_hangs_and_passes_when_it_goes_o
         assert not pods[0].passes("liveness")
     finally:
         os.kill(process, signal.SIGCONT)
-    pods[0].soon("liveness")
-
-
-def test_a_killed_daemon_comes_back_without_kubelet(pods):
-    pods[0].start()
-    pods[0].soon("startup")
-    os.kill(pods[0].process_of(1), signal.SIGKILL)
-    pods[0].soon("liveness", wanted=False)
     pods[0].soon("liveness")
 
 

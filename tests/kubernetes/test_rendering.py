@@ -138,7 +138,7 @@ def test_chart_and_manifests_name_the_version_of_this_repository():
     assert chart["version"] == chart["appVersion"] == version
     images = {container["image"] for objects in manifests.renderings().values()
               for template in manifests.all_pod_templates(objects()) for container in manifests.containers(template)}
-    assert images == {f"ckptd:{version}", "trainer:1.0"}
+    assert images == {f"ckptd:{version}-host", f"ckptd:{version}-cuda", "trainer:1.0"}
 
 
 if __name__ == "__main__":
