@@ -12,6 +12,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/daemon/access_settings.h"
 #include "server/daemon/check_config.h"
 #include "server/daemon/network.h"
 #include "server/daemon/peer_auth.h"
@@ -61,7 +62,9 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
   CKPTD_RETURN_IF_ERROR(CheckConfig(config));
   std::unique_ptr<Daemon> daemon(new Daemon(config));
   CKPTD_ASSIGN_OR_RETURN(daemon->security_, ReadPeerSecurity(config, ReadEnvironment));
-  CKPTD_RETURN_IF_ERROR(MakeRunDirectory(daemon->paths_.directory));
+  CKPTD_ASSIGN_OR_RETURN(daemon->policy_, ReadAccessPolicy(config));
+  CKPTD_ASSIGN_OR_RETURN(daemon->rules_->roots, ReadAllowedRoots(config));
+  CKPTD_RETURN_IF_ERROR(MakeRunDirectory(daemon->paths_.directory, daemon->policy_.group));
   CKPTD_RETURN_IF_ERROR(daemon->StartPeerServer());
   CKPTD_RETURN_IF_ERROR(daemon->StartClientServers());
   Log(LogLevel::kInfo, "serving rank {} of {} at {} (peers: {}{}), memory: {}; {}", config.rank,
@@ -83,6 +86,7 @@ Node::Options Daemon::NodeOptions() {
                       RandomHex(8), peer_address_, host_, static_cast<int32_t>(::getpid())};
   options.memory_endpoint = paths_.memory;
   options.reading.threads = config_.reader_threads;
+  options.reading.rules = rules_;
   options.reading.io_mode = ParseIoMode(config_.read).value();  // CheckConfig has checked it
   options.reader = ParseReaderPolicy(config_.reader).value();    // CheckConfig has checked it
   options.heartbeat_interval = Seconds(config_.heartbeat_interval);
@@ -119,10 +123,11 @@ absl::Status Daemon::StartPeerServer() {
   transfer_service_ = std::make_unique<TransferServiceImpl>();
   CKPTD_ASSIGN_OR_RETURN(
       peer_server_,
-      GrpcServer::Start({fmt::format("{}:{}", interface,
-                                     config_.rank == 0 ? rendezvous.port : uint16_t{0}),
-                         kMaxPeerMessage, PeerThreads(config_.world_size),
-                         PeerServerCredentials(security_)},
+      GrpcServer::Start({.address = fmt::format("{}:{}", interface,
+                                                config_.rank == 0 ? rendezvous.port : uint16_t{0}),
+                         .max_receive_bytes = kMaxPeerMessage,
+                         .max_threads = PeerThreads(config_.world_size),
+                         .credentials = PeerServerCredentials(security_)},
                         {group_service_.get(), transfer_service_.get()}));
   peer_address_ = fmt::format("{}:{}", own, peer_server_->port());
   return absl::OkStatus();
@@ -156,7 +161,8 @@ absl::Status Daemon::StartClientServers() {
   if (config_.rank == 0) SetSecret(node_->group_secret());
   group_service_->SetNode(*node_);
   transfer_service_->SetNode(*node_);
-  CKPTD_ASSIGN_OR_RETURN(fd_server_, FdServer::Start(paths_.fd, node_->leases()));
+  CKPTD_ASSIGN_OR_RETURN(fd_server_,
+                         FdServer::Start(paths_.fd, node_->leases(), {policy_, rules_}));
   checkpoint_service_ = std::make_unique<CheckpointServiceImpl>(*node_, paths_.fd);
   admin_service_ = std::make_unique<AdminServiceImpl>(
       *node_, AdminServiceImpl::Endpoints{paths_.workload, paths_.fd, peer_address_});
@@ -165,12 +171,20 @@ absl::Status Daemon::StartClientServers() {
       GrpcServer::Start({.address = "unix:" + paths_.workload,
                          .max_receive_bytes = kMaxWorkloadMessage,
                          .max_threads = 128,
-                         .max_held_bytes = kMaxWorkloadBytes},
+                         .max_held_bytes = kMaxWorkloadBytes,
+                         .policy = policy_,
+                         .for_guest =
+                             [this](const Caller& guest) {
+                               return std::make_unique<CheckpointServiceImpl>(*node_, paths_.fd,
+                                                                              guest);
+                             }},
                         {checkpoint_service_.get()}));
   if (config_.ready_when == "loaded") workload_server_->SetServing(false);
   CKPTD_ASSIGN_OR_RETURN(
       admin_server_,
-      GrpcServer::Start({.address = "unix:" + paths_.admin, .max_held_bytes = kMaxAdminBytes},
+      GrpcServer::Start({.address = "unix:" + paths_.admin,
+                         .max_held_bytes = kMaxAdminBytes,
+                         .policy = policy_},
                         {admin_service_.get()}));
   return absl::OkStatus();
 }

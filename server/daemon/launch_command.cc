@@ -24,6 +24,7 @@
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/daemon/access_settings.h"
 #include "server/daemon/check_config.h"
 #include "server/daemon/child.h"
 #include "server/daemon/commands.h"
@@ -326,7 +327,8 @@ struct JobLock {
 
 absl::StatusOr<JobLock> LockJob(const Config& config, const LaunchOptions& options) {
   const std::string folder = PathsOf(config).directory;
-  CKPTD_RETURN_IF_ERROR(MakeRunDirectory(folder));
+  CKPTD_ASSIGN_OR_RETURN(const AccessPolicy policy, ReadAccessPolicy(config));
+  CKPTD_RETURN_IF_ERROR(MakeRunDirectory(folder, policy.group));
   JobLock lock;
   absl::Status locked;
   if (options.nnodes > 1) {

@@ -69,8 +69,9 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
                   host_tier_.enabled() ? &host_tier_ : nullptr, &comms_,
                   &leases_}),
       participants_([this] { TellGroupNow(); }),
-      lookups_([](const CheckpointIndex& index) {
-        return index.files.empty() ? Recognise(index.source) : CheckUnchanged(index);
+      lookups_([](const CheckpointIndex& index, const SourceAccess& access) {
+        return index.files.empty() ? Recognise(index.source, access)
+                                   : CheckUnchanged(index, access);
       }) {
   Eviction& eviction = catalog_.eviction();
   eviction.SetLater([this](std::function<void()> free) { load_worker_.Post(std::move(free)); });
@@ -177,7 +178,8 @@ absl::StatusOr<std::optional<Catalog::Match>> Node::FindResident(const Identifie
     return match;
   }
   const absl::Status status =
-      lookups_.CheckFiles(asked.request.source, match->files, Clock::now() + timing::kFileCheck);
+      lookups_.CheckFiles(asked.request.source, match->files, Clock::now() + timing::kFileCheck,
+                          options_.reading.AccessFor(asked.request));
   if (status.ok()) return match;
   if (!IsDefinitive(status)) return status;
   Log(LogLevel::kInfo, "{} is not reused: {}", match->name, MessageOf(status));
@@ -255,6 +257,7 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
   CKPTD_RETURN_IF_ERROR(
       CheckRequest(request, options_.identity.rank, options_.identity.world_size));
   CKPTD_RETURN_IF_ERROR(catalog_.eviction().CheckKind(request));
+  request.passed = options_.reading.AccessFor(request).IsPassed(request.source);
   const IdentifiedRequest asked(std::move(request));
   LoadReply reply;
   Found found;
@@ -282,22 +285,25 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
 
 absl::StatusOr<OpenedCheckpoint> Node::Inspect(const std::string& source, const CallContext& asker) {
   CKPTD_RETURN_IF_ERROR(CheckSource("inspecting", source));
-  return queries_.Ask<OpenedCheckpoint>([source] { return OpenWithRemarks(source); }, asker,
-                                        "inspecting " + source);
+  return queries_.Ask<OpenedCheckpoint>(
+      [source, access = AccessFor(asker)] { return OpenWithRemarks(source, access); }, asker,
+      "inspecting " + source);
 }
 
 absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, const CallContext& asker) {
   CKPTD_RETURN_IF_ERROR(CheckSource("planning", request.source));
-  const auto plan = [request, own = options_.identity.rank, deadline = asker.deadline] {
-    return PlanDry(request, own, deadline);
+  const auto plan = [request, own = options_.identity.rank, deadline = asker.deadline,
+                     access = AccessFor(asker)] {
+    return PlanDry(request, own, deadline, kMaxDryRunCopies, access);
   };
   return queries_.Ask<GroupPlan>(plan, asker, "planning " + request.source);
 }
 
 absl::StatusOr<DeviceMap> Node::Plan(const DeviceMapRequest& request, const CallContext& asker) {
   CKPTD_RETURN_IF_ERROR(CheckSource("planning", request.source));
-  return queries_.Ask<DeviceMap>([request] { return PlanDevices(request); }, asker,
-                                 "planning devices for " + request.source);
+  return queries_.Ask<DeviceMap>(
+      [request, access = AccessFor(asker)] { return PlanDevices(request, access); }, asker,
+      "planning devices for " + request.source);
 }
 
 absl::StatusOr<Node::Verification> Node::Compare(const std::string& name,
@@ -399,9 +405,9 @@ std::string Node::group_secret() const {
   return membership_ == nullptr ? follower_->secret() : membership_->secret();
 }
 
-absl::StatusOr<std::string> Node::TrainerKey() const {
+absl::StatusOr<std::string> Node::TrainerKey(const std::optional<Caller>& guest) const {
   const std::string secret = group_secret();
-  if (!secret.empty()) return DeriveTrainerKey(secret);
+  if (!secret.empty()) return DeriveTrainerKey(secret, UserOf(guest));
   return MakeError(absl::StatusCode::kUnavailable, reason::kRankMissing,
                    fmt::format("asking rank {}'s daemon for the group's key: it has not joined rank "
                                "0's daemon yet; see the logs of both if this lasts",
