@@ -286,7 +286,8 @@ absl::StatusOr<UnixListener> UnixListener::OpenLocked(const std::string& path, m
   if (::fchmod(fd.get(), mode) != 0) return SocketError(errno, doing);
   const auto* generic = reinterpret_cast<const sockaddr*>(&address);
   if (::bind(fd.get(), generic, sizeof(address)) != 0) return SocketError(errno, doing);
-  const bool given = !group.has_value() || ::lchown(path.c_str(), static_cast<uid_t>(-1), *group) == 0;
+  constexpr auto kSameUser = static_cast<uid_t>(-1);
+  const bool given = !group.has_value() || ::lchown(path.c_str(), kSameUser, *group) == 0;
   if (!given || ::chmod(path.c_str(), mode) != 0 || ::listen(fd.get(), kBacklog) != 0) {
     const int error = errno;
     ::unlink(path.c_str());
@@ -331,9 +332,7 @@ absl::StatusOr<Caller> CallerOf(int socket) {
     caller.groups.resize(bytes / sizeof(gid_t));
     if (got == 0) break;
     // With too little room the kernel says how much there must be.
-    if (error != ERANGE) {
-      return SocketError(error, "asking for the groups of who is on the other side of a Unix socket");
-    }
+    if (error != ERANGE) return SocketError(error, "asking for the groups of a Unix socket's peer");
   }
   std::sort(caller.groups.begin(), caller.groups.end());
   return caller;

@@ -9,7 +9,7 @@ namespace ckptd::reason {
 inline constexpr char kSourceNotFound[] = "SOURCE_NOT_FOUND";      // NotFound
 inline constexpr char kSourceInvalid[] = "SOURCE_INVALID";         // DataLoss / InvalidArgument
 inline constexpr char kSourceUnreadable[] = "SOURCE_UNREADABLE";   // PermissionDenied / Unavailable
-inline constexpr char kSourceForbidden[] = "SOURCE_FORBIDDEN";     // PermissionDenied: to the caller
+inline constexpr char kSourceForbidden[] = "SOURCE_FORBIDDEN";     // PermissionDenied
 inline constexpr char kSourceOutsideRoots[] = "SOURCE_OUTSIDE_ROOTS";  // PermissionDenied
 inline constexpr char kSourceChanged[] = "SOURCE_CHANGED";         // Aborted: a file changed during the load
 inline constexpr char kSourceUnsupported[] = "SOURCE_UNSUPPORTED"; // Unimplemented: a format we do not read

@@ -12,10 +12,10 @@
 
 namespace ckptd {
 
-// Of a daemon. Shared by all that read in it.
+// A daemon's, shared by all that read in it.
 struct SourceRules {
   // Folders, absolute and without a slash at their end, that every file must lie in that is opened
-  // by its path; empty: no limit. What a client passes it has opened itself.
+  // by its path; empty: no limit. A file that a client passes it has opened itself.
   std::vector<std::string> roots;
   PassedFiles passed;
 };

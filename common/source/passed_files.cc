@@ -10,7 +10,8 @@ namespace {
 template <typename Use>
 void ForAllBelow(const PassedFiles::Files& files, const std::string& folder, Use use) {
   const std::string prefix = folder == "/" ? folder : folder + "/";
-  for (auto at = files.lower_bound(prefix); at != files.end() && at->first.starts_with(prefix); ++at) {
+  const auto is_below = [&](auto at) { return at != files.end() && at->first.starts_with(prefix); };
+  for (auto at = files.lower_bound(prefix); is_below(at); ++at) {
     use(at->first.substr(prefix.size()));
   }
 }

@@ -43,7 +43,7 @@ class PassedFiles {
   std::vector<std::string> List(const Owner& owner, const std::string& folder) const;
   // Whether that is a passed file, or a folder that holds some.
   bool Has(const Owner& owner, const std::string& path) const;
-  // Of all owners.
+  // All owners' together.
   size_t count() const;
 
  private:

@@ -1,4 +1,4 @@
-// What the settings say about clients of other users, and about where sources may lie.
+// The settings of who else may attach, and of where sources may lie.
 #ifndef CKPTD_SERVER_DAEMON_ACCESS_SETTINGS_H_
 #define CKPTD_SERVER_DAEMON_ACCESS_SETTINGS_H_
 

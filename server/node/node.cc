@@ -43,6 +43,10 @@ absl::StatusOr<std::set<uint64_t>> DirtyOffsets(const ShardLeases::Held& held, c
   return offsets;
 }
 
+absl::Status CheckOnStorage(const CheckpointIndex& index, const SourceAccess& access) {
+  return index.files.empty() ? Recognise(index.source, access) : CheckUnchanged(index, access);
+}
+
 // Waits for a worker's answer. Errors: DeadlineExceeded DEADLINE.
 template <typename T>
 absl::StatusOr<T> Await(std::future<absl::StatusOr<T>> future, Deadline deadline,
@@ -69,10 +73,7 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
                   host_tier_.enabled() ? &host_tier_ : nullptr, &comms_,
                   &leases_}),
       participants_([this] { TellGroupNow(); }),
-      lookups_([](const CheckpointIndex& index, const SourceAccess& access) {
-        return index.files.empty() ? Recognise(index.source, access)
-                                   : CheckUnchanged(index, access);
-      }) {
+      lookups_(CheckOnStorage) {
   Eviction& eviction = catalog_.eviction();
   eviction.SetLater([this](std::function<void()> free) { load_worker_.Post(std::move(free)); });
   eviction.SetHolders([this](const std::string& name) { return leases_.HoldersOf(name); });
@@ -221,6 +222,10 @@ absl::StatusOr<Node::Found> Node::FillMissing(const Catalog::Match& match,
   again.request.timeout = request.timeout;
   again.request.wait_memory = request.wait_memory;
   again.request.proposal_id.clear();
+  // Files are opened for who asks now: those that an earlier job passed may be gone.
+  again.request.guest = request.guest;
+  again.request.job = request.job;
+  again.request.passed = request.passed;
   const uint64_t since = catalog_.Tick();
   CKPTD_ASSIGN_OR_RETURN(const std::string name, Propose(again));
   catalog_.BeginFilling(name, since);

@@ -40,7 +40,7 @@ struct Participant {
   absl::Status failure = {};  // when kFailed
 };
 
-// Whether both jobs are known, and differ. What one user's clients tell never concerns another's.
+// Whether both jobs are known, and differ. Participants of two users are always of two jobs.
 inline bool OfDifferentJobs(const Participant& a, const Participant& b) {
   return a.guest != b.guest || (!a.job.empty() && !b.job.empty() && a.job != b.job);
 }

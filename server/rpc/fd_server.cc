@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
@@ -162,9 +163,8 @@ void FdServer::Admit(UniqueFd socket) {
 }
 
 bool FdServer::Serve(Connection& connection) {
-  if (!connection.proven()) {
-    return connection.passing.has_value() ? ReadFiles(connection) : ReadToken(connection);
-  }
+  if (connection.passing.has_value()) return ReadFiles(connection);
+  if (!connection.proven()) return ReadToken(connection);
   // A lease holder has nothing to send. Data is ignored; a hang-up ends the lease.
   std::array<char, 64> ignored = {};
   const ssize_t n = ::recv(connection.socket.get(), ignored.data(), ignored.size(), 0);
@@ -189,7 +189,7 @@ absl::Status FdServer::BeginPassing(Connection& connection) {
   CKPTD_ASSIGN_OR_RETURN(FilePassing passing, FilePassing::Begin(connection.token));
   size_t open = options_.rules->passed.count() + passing.files();
   for (const Connection& other : connections_) {
-    if (other.passing.has_value() && !other.proven()) open += other.passing->files();
+    if (other.passing.has_value()) open += other.passing->files();
   }
   if (open > max_passed_) {
     return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
@@ -220,6 +220,7 @@ absl::Status FdServer::KeepFiles(Connection& connection) {
   CKPTD_ASSIGN_OR_RETURN(PassedFiles::Files files, connection.passing->Take());
   const PassedFiles::Owner owner{UserOf(connection.guest), JobFrom(connection.passing->job_key())};
   connection.passed = options_.rules->passed.Add(owner, std::move(files));
+  connection.passing.reset();
   return SendDescriptors(connection.socket.get(), {}, Clock::now() + timing::kFdSend);
 }
 
@@ -242,8 +243,16 @@ bool FdServer::Answer(Connection& connection) {
 
 void FdServer::Close(Connection& connection) {
   if (!connection.lease.empty()) leases_.End(connection.lease);
-  connection.passed.reset();
   connection.socket.Reset();
+  if (connection.passed == nullptr && !connection.passing.has_value()) return;
+  try {
+    // Closing a file may wait for its storage; no other client is to wait for that.
+    std::thread([files = std::move(connection), rules = options_.rules]() mutable {
+      files = Connection();
+    }).detach();
+  } catch (const std::system_error& error) {
+    Log(LogLevel::kWarn, "fd socket: passed files are closed without a thread: {}", error.what());
+  }
 }
 
 bool FdServer::CloseOldestUnproven() {

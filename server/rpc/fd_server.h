@@ -34,7 +34,7 @@ class FdServer {
 
   struct Options {
     AccessPolicy policy = {.own = ::geteuid()};
-    // Whose `passed` they are passed to. Not null.
+    // Its `passed` gets them. Not null.
     std::shared_ptr<SourceRules> rules = std::make_shared<SourceRules>();
   };
   // `leases` must outlive the server. Errors: those of UnixListener::Open.

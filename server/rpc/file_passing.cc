@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 
 #include <climits>
 #include <cstring>
@@ -17,6 +16,7 @@ namespace {
 
 constexpr std::string_view kMagic = "CKPTDFDS";
 constexpr size_t kMostJobBytes = 1024;
+constexpr size_t kMostPathBytes = PATH_MAX;  // with its NUL
 
 // Little-endian, behind the magic.
 struct Numbers {
@@ -30,19 +30,15 @@ static_assert(kMagic.size() + sizeof(Numbers) == FilePassing::kHeaderBytes);
 absl::Status Refused(std::string_view why) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                    fmt::format("passing files to the daemon: {}; pass absolute paths and one "
-                               "descriptor of a regular file, open for reading, for each",
+                               "descriptor of a file, open for reading, for each",
                                why));
 }
 
-// A descriptor of O_PATH shows no right to read.
-absl::Status CheckReadable(const UniqueFd& fd, const std::string& path) {
-  struct stat info = {};
+// A descriptor of O_PATH shows no right to read. The file itself is not asked, as its storage may
+// hang: readers find out whether it is a regular one.
+bool IsReadable(const UniqueFd& fd) {
   const int flags = ::fcntl(fd.get(), F_GETFL);
-  if (flags < 0 || ::fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "looking at " + path);
-  if (S_ISREG(info.st_mode) && (flags & O_PATH) == 0 && (flags & O_ACCMODE) != O_WRONLY) {
-    return absl::OkStatus();
-  }
-  return Refused(fmt::format("that of {} is none", path));
+  return flags >= 0 && (flags & O_PATH) == 0 && (flags & O_ACCMODE) != O_WRONLY;
 }
 
 }  // namespace
@@ -56,10 +52,13 @@ absl::StatusOr<FilePassing> FilePassing::Begin(std::string_view header) {
   const bool possible = numbers.files > 0 && numbers.files <= kMostFiles &&
                         numbers.text_bytes <= kMostTextBytes &&
                         numbers.job_bytes <= kMostJobBytes &&
-                        numbers.job_bytes < numbers.text_bytes;
+                        numbers.job_bytes < numbers.text_bytes &&
+                        numbers.text_bytes - numbers.job_bytes <= numbers.files * kMostPathBytes;
   if (!possible) {
-    return Refused(fmt::format("{} files with {} bytes of paths are not taken, at most {} and {} are",
-                               numbers.files, numbers.text_bytes, kMostFiles, kMostTextBytes));
+    return Refused(fmt::format("{} files with {} bytes of paths are not taken, at most {} and {} "
+                               "are, with {} bytes for each path",
+                               numbers.files, numbers.text_bytes, kMostFiles, kMostTextBytes,
+                               kMostPathBytes));
   }
   FilePassing out;
   out.files_ = numbers.files;
@@ -88,10 +87,10 @@ absl::StatusOr<PassedFiles::Files> FilePassing::Take() {
     if (end == std::string::npos) return Refused("it names fewer paths than descriptors");
     const std::string path = text_.substr(at, end - at);
     at = end + 1;
-    if (!path.starts_with('/') || path.size() > PATH_MAX) {
+    if (!path.starts_with('/') || path.size() >= kMostPathBytes) {
       return Refused("a path is not absolute, or too long");
     }
-    CKPTD_RETURN_IF_ERROR(CheckReadable(fd, path));
+    if (!IsReadable(fd)) return Refused(fmt::format("that of {} is not open for reading", path));
     if (!out.emplace(path, std::make_shared<const UniqueFd>(std::move(fd))).second) {
       return Refused(fmt::format("{} comes twice", path));
     }

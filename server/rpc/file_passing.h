@@ -18,8 +18,8 @@
 
 namespace ckptd {
 
-// What one client passes: a header, then the paths, each with a NUL behind it, and with them one
-// descriptor for each, in the same order. One thread.
+// One client's files: a header, then the paths, each with a NUL behind it, and with them one
+// descriptor for each, in the same order. For one thread.
 class FilePassing {
  public:
   static constexpr size_t kHeaderBytes = 32;  // as long as a token, which begins with no magic
@@ -31,8 +31,7 @@ class FilePassing {
   static absl::StatusOr<FilePassing> Begin(std::string_view header);
 
   // Takes what has come. Errors: InvalidArgument INVALID_REQUEST for what is not as the header
-  // says, for a path that is not absolute or comes twice, and for a descriptor that is no regular
-  // file, open for reading.
+  // says.
   absl::Status Add(std::span<const std::byte> bytes, std::vector<UniqueFd> fds);
   // How many bytes and descriptors are still to come.
   size_t bytes_left() const { return text_bytes_ - text_.size(); }
@@ -42,6 +41,8 @@ class FilePassing {
 
   // Once it is complete. The job as JobFrom takes it.
   std::string job_key() const { return text_.substr(0, job_bytes_); }
+  // Errors: InvalidArgument INVALID_REQUEST for a path that is not absolute, too long or comes
+  // twice, and for a descriptor that is not open for reading.
   absl::StatusOr<PassedFiles::Files> Take();
 
  private:

@@ -27,14 +27,14 @@ class GrpcEndpoint {
     // Limit of one message. Longer messages, and compressed ones, end their call.
     int max_receive_bytes = 4 << 20;
     std::shared_ptr<grpc::ServerCredentials> credentials = nullptr;  // null: plain text
-    // Of threads and of messages that are arriving; endpoints may share one.
+    // Limits threads, and messages that are arriving; endpoints may share one.
     std::shared_ptr<grpc::ResourceQuota> quota;
     bool few_calls = false;  // few threads wait for them
   };
   // `services` must outlive it. Errors: Internal, where gRPC does not start.
   static absl::StatusOr<std::unique_ptr<GrpcEndpoint>> Start(
       const Options& options, const std::vector<grpc::Service*>& services);
-  // Answers every call with this error.
+  // Answers every call with this error, but for health and reflection.
   static absl::StatusOr<std::unique_ptr<GrpcEndpoint>> StartRefusing(const Options& options,
                                                                      const absl::Status& why);
   ~GrpcEndpoint();

@@ -42,7 +42,7 @@ class GrpcServer {
     // ResourceExhausted, but not always those that caused it. 0: no limit. The guests have as much
     // once more, all together; the same of threads.
     size_t max_held_bytes = 0;
-    // Of a Unix socket; by TCP whoever connects is served.
+    // Decides on a Unix socket; on TCP every caller is served.
     AccessPolicy policy = {.own = ::geteuid()};
     // Makes what a guest calls. Null: no guest comes in.
     std::function<std::unique_ptr<grpc::Service>(const Caller& guest)> for_guest = nullptr;

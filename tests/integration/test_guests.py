@@ -1,5 +1,6 @@
 """Clients of another user than the daemon's: who may come in, what they may load, and whom they cannot hurt."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -10,7 +11,7 @@ import tempfile
 import ckptd
 import pytest
 import warm
-from group import BINARIES, Daemon, Group, clean_environment, save, save_in_files
+from group import BINARIES, Daemon, Group, clean_environment, save, save_in_files, wait_until
 from noise import doors
 from ranks import CASES, PATHS
 from users import run_as
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start p
 OWNER, GROUP = 61000, 62000  # of daemons that are not root's
 ALICE, BOB, MALLORY = 61001, 61002, 61003  # Mallory is in the group, and not among those who may attach
 
-# What clients do. `address` is of rank 0's daemon.
+# Programs of clients. `address` is of a rank's daemon.
 LOAD = """
 def run(address, path, passes="yes", mode="shared"):
     with ckptd.connect(address) as client:
@@ -90,6 +91,15 @@ def write(place):
     yield make
     for folder in folders:
         shutil.rmtree(folder)
+
+
+def links_in(folder):
+    """Targets of the links in a folder where links come and go."""
+    found = []
+    for link in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(link))
+    return found
 
 
 def denied(answer, reason):
@@ -166,7 +176,7 @@ def run(address, path):
 def test_a_guest_gets_nothing_of_other_processes(group):
     environment = f"/proc/{group.pid(0)}/environ"
     for path in (environment, "/proc/self/maps", f"/proc/{group.pid(0)}/fd/3"):
-        denied(run_as(ALICE, [GROUP], LOAD, group.address(0), path), "SOURCE_FORBIDDEN")
+        denied(run_as(ALICE, [GROUP], LOAD, group.address(0), path, "no"), "SOURCE_FORBIDDEN")
 
 
 # --- whom they cannot hurt ---
@@ -251,7 +261,7 @@ def test_sources_outside_of_the_roots_are_refused_to_everybody_and_links_inside_
                     own.load(path, layout="replicate:1")
                 assert refused.value.reason == "SOURCE_OUTSIDE_ROOTS"
                 denied(run_as(ALICE, [GROUP], LOAD, group.address(0), path, "no"), "SOURCE_OUTSIDE_ROOTS")
-            # What it has opened itself is no business of the daemon's.
+            # A file that it has opened itself is no business of the daemon's.
             assert run_as(ALICE, [GROUP], LOAD, group.address(0), outside)["value"][2] == BYTES
 
 
@@ -278,19 +288,33 @@ def sidecar(unprivileged):
 
 @pytest.fixture
 def as_guest(sidecar):
-    """What a guest's environment says."""
+    """The environment of a guest."""
     return {**clean_environment(), "CKPTD_DAEMON_UID": str(OWNER)}
 
 
 def test_a_private_file_is_loaded_because_its_owner_passes_it(sidecar, write, as_guest):
     load = LOAD.replace('"replicate:1"', '"replicate:2"')
     private = write(mode=0o600, owner=ALICE)
+    by_path = run_as(ALICE, [GROUP], load, sidecar.address(0), private, "no", environment=as_guest)
+    assert f"uid {OWNER}" in denied(by_path, "SOURCE_UNREADABLE")
     loaded = run_as(ALICE, [GROUP], load, sidecar.address(0), private, environment=as_guest)
     assert loaded["value"][2] == BYTES
-    assert "uid 61000" in denied(run_as(ALICE, [GROUP], load, sidecar.address(0), private, "no", environment=as_guest),
-                                 "SOURCE_UNREADABLE")
-    # Of Bob it is not, whatever the daemon has: he cannot open it, and so cannot pass it.
+    # Bob gets nothing, whatever the daemon has: he cannot open it, and so cannot pass it.
     denied(run_as(BOB, [GROUP], load, sidecar.address(0), private, environment=as_guest), "SOURCE_FORBIDDEN")
+
+
+def test_a_rank_without_its_shard_is_filled_from_what_the_job_that_asks_has_passed(sidecar, write, as_guest):
+    load = LOAD.replace('"replicate:1"', '"replicate:2"')
+    private = write(mode=0o600, owner=ALICE)
+
+    def load_in(job):
+        environment = {**as_guest, "MASTER_PORT": job}
+        return run_as(ALICE, [GROUP], load, sidecar.address(0), private, environment=environment)["value"]
+
+    first = load_in("1")
+    sidecar.json("unload", first[0], rank=1)
+    assert load_in("2") == first
+    assert sidecar.json("get", first[0], rank=1)["state"] == "STATE_ACTIVE"
 
 
 def test_every_reader_judges_for_the_guest(sidecar, write, as_guest):
@@ -342,10 +366,11 @@ def test_trainers_in_a_container_of_their_own_load_private_files_and_spread_stat
             assert "failed" not in done, done["failed"] + said + sidecar.log()[-3000:]
             assert done["resident again"] and str(folder / "models/private") in done["sources"]
             assert any(source.startswith("/ckptd-state-dict-") for source in done["sources"])
-    # Of all that, the daemons see no file, and keep no descriptor.
+    # The daemons see none of these files, and keep no descriptor.
     for rank in range(2):
-        links = [os.readlink(f"/proc/{sidecar.pid(rank)}/fd/{fd}") for fd in os.listdir(f"/proc/{sidecar.pid(rank)}/fd")]
-        assert not any("safetensors" in link or "state-dict" in link for link in links), links
+        folder = pathlib.Path(f"/proc/{sidecar.pid(rank)}/fd")
+        wait_until(lambda folder=folder: not any("safetensors" in link or "state-dict" in link for link in links_in(folder)),
+                   f"the daemon of rank {rank} to close what was passed")
 
 
 def test_a_daemon_that_is_not_in_the_group_says_so_at_its_start(unprivileged):

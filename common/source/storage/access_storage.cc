@@ -28,7 +28,7 @@ absl::Status OutsideRoots(const std::string& path) {
                    {{"file", path}});
 }
 
-// What `path` has behind "root/"; "." for the root itself; empty where it is not below it.
+// The part of `path` behind "root/"; "." for the root itself; empty where it is not below it.
 std::string Below(const std::string& root, const std::string& path) {
   if (path == root) return ".";
   const std::string prefix = root == "/" ? root : root + "/";

@@ -26,8 +26,8 @@ namespace {
 
 constexpr int kMostLinks = 40;  // as the kernel
 
-// File systems of which this kernel itself decides, by mode and access lists. Of others a server
-// (NFS) or a process (FUSE) does, or each file by itself (proc).
+// File systems where this kernel itself decides, by mode and access lists. Elsewhere a server (NFS),
+// a process (FUSE) or each file by itself (proc) does.
 constexpr uint64_t kZfs = 0x2FC12FC1;
 constexpr uint64_t kLustre = 0x0BD00BD3;
 constexpr uint64_t kBcachefs = 0xCA451A4E;
@@ -109,7 +109,7 @@ class Walk {
   }
 
  private:
-  // What a path or the target of a link names comes next.
+  // The names of a path, or of a link's target, come next.
   void Follow(std::string_view path) {
     if (path.starts_with('/')) folders_.resize(1);
     std::vector<std::string> names;

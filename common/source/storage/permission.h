@@ -22,11 +22,11 @@ enum class Permission : mode_t { kEnter = 1, kRead = 4 };
 // Pure. The caller is not root.
 bool ModeAllows(const struct stat& file, const Caller& caller, Permission wanted);
 
-// What is at `path`, opened with O_PATH, if the caller could get there. Links are followed one by
-// one, and each folder on the way is asked on its descriptor, so that a renamed one cannot mislead.
-// What the mode alone does not decide is refused: access lists, file systems whose server or
-// process decides, ids that are not known here. Errors: PermissionDenied SOURCE_FORBIDDEN; those of
-// PosixStorage. Fact "file".
+// Opens the file or folder at `path` with O_PATH, if the caller could get there. Links are followed
+// one by one, and each folder on the way is asked on its descriptor, so that a renamed one cannot
+// mislead. Where the mode alone does not decide, it refuses: access lists, file systems whose server
+// or process decides, ids that are not known here. Errors: PermissionDenied SOURCE_FORBIDDEN; those
+// of PosixStorage. Fact "file".
 absl::StatusOr<UniqueFd> OpenAsCaller(const std::string& path, const Caller& caller);
 // OK if the caller may read the file, or list the folder, that is open as `fd`. Errors: the same.
 absl::Status CheckCallerMayRead(const std::string& path, int fd, const Caller& caller);

@@ -37,7 +37,7 @@ class PosixStorage : public Storage {
     SourceFile identity;
   };
   static absl::StatusOr<OpenFile> OpenRegular(const std::string& path);
-  // What is open for reading, if it is a regular file; it is called `path`.
+  // A file that is open for reading, if it is a regular one; it is called `path`.
   static absl::StatusOr<OpenFile> AsRegular(const std::string& path, UniqueFd fd);
   // The file that is open with O_PATH, now for reading.
   static absl::StatusOr<OpenFile> OpenAgain(const std::string& path, int fd);

@@ -6,7 +6,7 @@ from the descriptor: it may be private, and lie where the daemon has no such mou
 
 Wire, on the daemon's fd socket: a header {"CKPTDFDS", files, bytes of the job's key, bytes of that
 and all paths, 12 zero bytes}, then that text, a NUL behind each path, with the descriptors. The
-daemon answers as it does to a token. What was passed counts until the connection closes.
+daemon answers as it does to a token. The files count until the connection closes.
 """
 
 import array

@@ -1,4 +1,4 @@
-// What is read on whose behalf, and where.
+// Reading on behalf of others, and in roots.
 #include "common/source/storage/access_storage.h"
 
 #include <gtest/gtest.h>
@@ -253,6 +253,16 @@ TEST_F(AccessStorageTest, WhatAClientPassesIsReadWhateverItsPathHasHere) {
   ASSERT_OK(object->ReadAt(0, std::as_writable_bytes(std::span(bytes))));
   EXPECT_EQ(bytes, "of the client");
   EXPECT_EQ(object->path(), path);
+}
+
+TEST_F(AccessStorageTest, OnlyARegularFileIsReadOfWhatWasPassed) {
+  const SourceAccess access = AccessOf(SomeGuest());
+  auto& passed = std::const_pointer_cast<SourceRules>(access.rules)->passed;
+  const auto pass = passed.Add(access.owner(), {{"/m/device", OpenToPass("/dev/zero")},
+                                                {"/m/folder", OpenToPass(folder_.path())}});
+  for (const char* path : {"/m/device", "/m/folder", "/m"}) {
+    EXPECT_THAT(AccessStorage(access).Open(path), Says("not a regular file")) << path;
+  }
 }
 
 TEST_F(AccessStorageTest, WhatAnotherUserHasPassedIsNotThere) {
