@@ -151,13 +151,12 @@ void FdServer::Accept() {
 void FdServer::Admit(UniqueFd socket) {
   auto who = CallerOf(socket.get());
   const Standing standing = who.ok() ? options_.policy.StandingOf(*who) : Standing::kStranger;
-  if (!AccessPolicy::Allows(standing, Action::kUseOwn)) {
-    Log(LogLevel::kWarn, "fd socket: a client of another user was refused");
-    SendError(socket.get(), NotAllowed(standing, Action::kUseOwn));
-    return;
-  }
   Connection& connection = connections_.emplace_back();
   connection.socket = std::move(socket);
+  if (!AccessPolicy::Allows(standing, Action::kUseOwn)) {
+    Log(LogLevel::kWarn, "fd socket: a client of another user is refused");
+    connection.refusal = NotAllowed(standing, Action::kUseOwn);
+  }
   if (standing == Standing::kGuest) connection.guest = *std::move(who);
   connection.patience = Clock::now() + timing::kTokenPatience;
 }
@@ -179,6 +178,10 @@ bool FdServer::ReadToken(Connection& connection) {
   if (n == 0) return false;
   connection.token.append(bytes.data(), static_cast<size_t>(n));
   if (connection.token.size() < LeaseTable::kTokenLength) return true;
+  if (!connection.refusal.ok()) {
+    SendError(connection.socket.get(), connection.refusal);
+    return false;
+  }
   if (!FilePassing::IsHeader(connection.token)) return Answer(connection);
   const absl::Status begun = BeginPassing(connection);
   if (!begun.ok()) SendError(connection.socket.get(), begun);

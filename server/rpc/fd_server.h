@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/fd_passing.h"
 #include "common/base/posix.h"
@@ -52,6 +53,7 @@ class FdServer {
   struct Connection {
     UniqueFd socket;
     std::optional<Caller> guest;  // unset: a client whom the daemon trusts
+    absl::Status refusal = {};    // the answer to a token, where this client may not come in
     std::string token;  // the part that has arrived
     std::string lease;  // set once the token is redeemed
     std::optional<FilePassing> passing;         // set once files are announced

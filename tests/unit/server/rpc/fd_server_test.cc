@@ -130,9 +130,7 @@ TEST_F(FdServerTest, AnotherUserIsRefusedEvenWithAToken) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
   Load(AttachMode::kShared);
   const UniqueFd socket = ConnectAs(65534, 65534);
-  const std::string token = Token();
-  (void)SendWithFds(socket.get(), std::as_bytes(std::span(token)), {},
-                    Soon());  // may be closed already
+  Send(socket, Token());
   const Answer answer = Receive(socket);
   EXPECT_EQ(answer.status, static_cast<uint32_t>(absl::StatusCode::kPermissionDenied));
   EXPECT_TRUE(answer.fds.empty());
