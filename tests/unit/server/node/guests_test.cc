@@ -160,7 +160,7 @@ TEST_F(GuestsTest, APrivateFileThatAGuestPassesIsLoadedForItAlone) {
 }
 
 TEST_F(GuestsTest, WhatAnotherJobOfTheUserPassesUnderThePathIsAnotherCheckpoint) {
-  const SmallSource other;
+  SmallSource other;
   other.Write(1);
   const std::string path = "/of/the/guest.safetensors";
   LoadRequest request = Request(SomeGuest());

@@ -19,9 +19,10 @@ using namespace std::string_literals;
 
 constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
 
-std::string Header(uint32_t files, uint32_t job_bytes, uint32_t text_bytes) {
+std::string Header(size_t files, size_t job_bytes, size_t text_bytes) {
   std::string header(FilePassing::kHeaderBytes, '\0');
-  const uint32_t numbers[] = {files, job_bytes, text_bytes};
+  const uint32_t numbers[] = {static_cast<uint32_t>(files), static_cast<uint32_t>(job_bytes),
+                              static_cast<uint32_t>(text_bytes)};
   std::memcpy(header.data(), "CKPTDFDS", 8);
   std::memcpy(header.data() + 8, numbers, sizeof(numbers));
   return header;
