@@ -317,10 +317,10 @@ def test_a_rank_without_its_shard_is_filled_from_what_the_job_that_asks_has_pass
     assert sidecar.json("get", first[0], rank=1)["state"] == "STATE_ACTIVE"
 
 
-def test_every_reader_judges_for_the_guest(sidecar, write, as_guest):
+def test_every_reader_knows_the_guest_and_its_groups(sidecar, write, as_guest):
     load = LOAD.replace('"replicate:1"', '"fsdp:2"')
     w = torch.arange(1 << 20, dtype=torch.float32)
-    path = write(tensors={"w": w})
+    path = write(mode=0o640, owner=GROUP, tensors={"w": w})
     loaded = run_as(ALICE, [GROUP], load, sidecar.address(1), path, "no", environment=as_guest)
     assert bytes.fromhex(loaded["value"][2]) == w.chunk(2)[1].numpy().tobytes()
     denied(run_as(ALICE, [GROUP], load, sidecar.address(1), write(mode=0o600, owner=OWNER), "no", environment=as_guest),
