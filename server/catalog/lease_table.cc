@@ -108,10 +108,13 @@ absl::Status LeaseTable::Release(const std::string& lease) {
     const auto at = leases_.find(lease);
     if (at == leases_.end()) return absl::OkStatus();
     if (at->second.info.connected) {
+      const int32_t pid = at->second.info.pid;
       return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
-                       fmt::format("releasing {}: the connection to process {} holds it; the lease "
-                                   "ends when that is closed",
-                                   lease, at->second.info.pid));
+                       fmt::format("releasing {}: the connection to {} holds it; the lease ends "
+                                   "when that is closed",
+                                   lease,
+                                   pid == 0 ? std::string("a process in another PID namespace")
+                                            : fmt::format("process {}", pid)));
     }
     tokens_.erase(std::exchange(at->second.token, ""));  // nobody shows it meanwhile
   }

@@ -13,6 +13,7 @@
 #include "common/base/status.h"
 #include "common/base/utf8.h"
 #include "common/layout/layout.h"
+#include "server/daemon/access_settings.h"
 #include "server/daemon/arena_default.h"
 #include "server/daemon/network.h"
 #include "server/daemon/preload.h"
@@ -184,6 +185,8 @@ absl::Status CheckConfig(const Config& config) {
   CKPTD_RETURN_IF_ERROR(CheckPorts(config));
   CKPTD_RETURN_IF_ERROR(CheckSizes(config));
   CKPTD_RETURN_IF_ERROR(CheckPreload(config));
+  CKPTD_RETURN_IF_ERROR(ReadAccessPolicy(config).status());
+  CKPTD_RETURN_IF_ERROR(ReadAllowedRoots(config).status());
   return config.memory == "host" ? CheckHostMemory(config) : absl::OkStatus();
 }
 

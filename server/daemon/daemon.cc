@@ -12,6 +12,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/daemon/access_settings.h"
 #include "server/daemon/check_config.h"
 #include "server/daemon/network.h"
 #include "server/daemon/peer_auth.h"
@@ -61,7 +62,9 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
   CKPTD_RETURN_IF_ERROR(CheckConfig(config));
   std::unique_ptr<Daemon> daemon(new Daemon(config));
   CKPTD_ASSIGN_OR_RETURN(daemon->security_, ReadPeerSecurity(config, ReadEnvironment));
-  CKPTD_RETURN_IF_ERROR(MakeRunDirectory(daemon->paths_.directory));
+  CKPTD_ASSIGN_OR_RETURN(daemon->policy_, ReadAccessPolicy(config));
+  CKPTD_ASSIGN_OR_RETURN(daemon->rules_->roots, ReadAllowedRoots(config));
+  CKPTD_RETURN_IF_ERROR(MakeRunDirectory(daemon->paths_.directory, daemon->policy_.group));
   CKPTD_RETURN_IF_ERROR(daemon->StartPeerServer());
   CKPTD_RETURN_IF_ERROR(daemon->StartClientServers());
   Log(LogLevel::kInfo, "serving rank {} of {} at {} (peers: {}{}), memory: {}; {}", config.rank,
@@ -83,6 +86,7 @@ Node::Options Daemon::NodeOptions() {
                       RandomHex(8), peer_address_, host_, static_cast<int32_t>(::getpid())};
   options.memory_endpoint = paths_.memory;
   options.reading.threads = config_.reader_threads;
+  options.reading.rules = rules_;
   options.reading.io_mode = ParseIoMode(config_.read).value();  // CheckConfig has checked it
   options.reader = ParseReaderPolicy(config_.reader).value();    // CheckConfig has checked it
   options.heartbeat_interval = Seconds(config_.heartbeat_interval);
@@ -116,10 +120,12 @@ absl::Status Daemon::StartPeerServer() {
   group_service_ = std::make_unique<GroupServiceImpl>();
   transfer_service_ = std::make_unique<TransferServiceImpl>();
   CKPTD_ASSIGN_OR_RETURN(
-      peer_server_, GrpcServer::Start({fmt::format("{}:{}", interface, port), kMaxPeerMessage,
-                                       PeerThreads(config_.world_size),
-                                       PeerServerCredentials(security_)},
-                                      {group_service_.get(), transfer_service_.get()}));
+      peer_server_,
+      GrpcServer::Start({.address = fmt::format("{}:{}", interface, port),
+                         .max_receive_bytes = kMaxPeerMessage,
+                         .max_threads = PeerThreads(config_.world_size),
+                         .credentials = PeerServerCredentials(security_)},
+                        {group_service_.get(), transfer_service_.get()}));
   peer_address_ = fmt::format("{}:{}", own, peer_server_->port());
   return absl::OkStatus();
 }
@@ -161,7 +167,8 @@ absl::Status Daemon::StartClientServers() {
   if (config_.rank == 0) SetSecret(node_->group_secret());
   group_service_->SetNode(*node_);
   transfer_service_->SetNode(*node_);
-  CKPTD_ASSIGN_OR_RETURN(fd_server_, FdServer::Start(paths_.fd, node_->leases()));
+  CKPTD_ASSIGN_OR_RETURN(fd_server_,
+                         FdServer::Start(paths_.fd, node_->leases(), {policy_, rules_}));
   checkpoint_service_ = std::make_unique<CheckpointServiceImpl>(*node_, paths_.fd);
   admin_service_ = std::make_unique<AdminServiceImpl>(
       *node_, AdminServiceImpl::Endpoints{paths_.workload, paths_.fd, peer_address_});
@@ -173,14 +180,28 @@ absl::Status Daemon::StartClientServers() {
       GrpcServer::Start({.address = "unix:" + paths_.workload,
                          .max_receive_bytes = kMaxWorkloadMessage,
                          .max_threads = 128,
-                         .max_held_bytes = kMaxWorkloadBytes},
+                         .max_held_bytes = kMaxWorkloadBytes,
+                         .policy = policy_,
+                         .for_guest = [this](const Caller& guest) { return ForGuest(guest); }},
                         {checkpoint_service_.get(), health_service_.get()}));
   CKPTD_ASSIGN_OR_RETURN(
       admin_server_,
-      GrpcServer::Start({.address = "unix:" + paths_.admin, .max_held_bytes = kMaxAdminBytes},
+      GrpcServer::Start({.address = "unix:" + paths_.admin,
+                         .max_held_bytes = kMaxAdminBytes,
+                         .policy = policy_},
                         {admin_service_.get(), health_service_.get()}));
   CKPTD_ASSIGN_OR_RETURN(health_server_, StartHealthServer(config_, *health_service_));
   return absl::OkStatus();
+}
+
+GrpcServer::Services Daemon::ForGuest(const Caller& guest) {
+  GrpcServer::Services services;
+  services.push_back(std::make_unique<CheckpointServiceImpl>(*node_, paths_.fd, guest));
+  // A name that somebody else has loaded is none of its business.
+  services.push_back(std::make_unique<HealthServiceImpl>([this](const std::string& service) {
+    return service.rfind(kCheckpointService, 0) == 0 ? ServingStatus::kUnknown : HealthNow(service);
+  }));
+  return services;
 }
 
 ServingStatus Daemon::HealthNow(const std::string& service) const {

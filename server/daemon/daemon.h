@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/base/file_lock.h"
+#include "common/source/access.h"
 #include "server/comm/host/host_peer_memory.h"
 #include "server/comm/host/peer_socket.h"
 #include "server/daemon/config.h"
@@ -57,6 +58,8 @@ class Daemon {
   // Once this succeeds, this daemon owns the rank's sockets.
   absl::Status LockRank();
   absl::Status StartClientServers();
+  // What a guest calls.
+  GrpcServer::Services ForGuest(const Caller& guest);
   // The answer of grpc.health.v1.
   ServingStatus HealthNow(const std::string& service) const;
   Node::Options NodeOptions();
@@ -70,6 +73,8 @@ class Daemon {
   const std::string host_;  // identity of this host
   PeerSecurity security_;
   std::string peer_address_;
+  AccessPolicy policy_;
+  const std::shared_ptr<SourceRules> rules_ = std::make_shared<SourceRules>();
   FileLock rank_lock_;  // released after all sockets have closed
   MemoryTier memory_;
   std::unique_ptr<HostPeerMemory> peer_memory_;

@@ -8,6 +8,7 @@
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/daemon/access_settings.h"
 #include "server/daemon/run_directory.h"
 
 namespace ckptd {
@@ -24,7 +25,8 @@ std::string LockOf(const Config& config, const LaunchOptions& options) {
 
 absl::StatusOr<FileLock> LockJob(const Config& config, const LaunchOptions& options) {
   const std::string folder = PathsOf(config).directory;
-  CKPTD_RETURN_IF_ERROR(MakeRunDirectory(folder));
+  CKPTD_ASSIGN_OR_RETURN(const AccessPolicy policy, ReadAccessPolicy(config));
+  CKPTD_RETURN_IF_ERROR(MakeRunDirectory(folder, policy.group));
   absl::StatusOr<FileLock> lock = FileLock::Take(LockOf(config, options));
   if (lock.ok()) {
     CKPTD_RETURN_IF_ERROR(lock->Write(std::to_string(::getpid())));

@@ -20,6 +20,7 @@
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/daemon/access_settings.h"
 #include "server/daemon/check_config.h"
 #include "server/daemon/child.h"
 #include "server/daemon/commands.h"

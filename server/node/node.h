@@ -92,7 +92,7 @@ class Node {
   absl::StatusOr<Unloaded> Unload(const std::string& name, bool force, bool idle = false);
   // The key with which trainers authenticate messages to each other; see trainer_key.h. Errors:
   // RANK_MISSING on a member that has not joined.
-  absl::StatusOr<std::string> TrainerKey() const;
+  absl::StatusOr<std::string> TrainerKey(const std::optional<Caller>& guest = std::nullopt) const;
   Catalog& catalog() { return catalog_; }
   LeaseTable& leases() { return leases_; }
   LocalParticipants& participants() { return participants_; }
@@ -180,6 +180,11 @@ class Node {
   MemberReading PartsOfReading();
   // Ends this rank's part of a load. After an error, tears its communicator down.
   absl::StatusOr<ReadReport> EndPart(absl::StatusOr<ReadReport> report);
+
+  // How a source may be read for the caller.
+  SourceAccess AccessFor(const CallContext& asker) const {
+    return {options_.reading.rules, asker.guest, asker.job};
+  }
 
   const Options options_;
   MemoryBackend& backend_;

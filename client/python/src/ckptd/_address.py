@@ -4,8 +4,10 @@ Addresses are Unix sockets: unix:///path, unix:/path or /path. The memory of a
 shard travels as file descriptors, which no other transport carries.
 """
 
+import contextlib
 import glob
 import os
+import pwd
 import socket
 import struct
 import sys
@@ -18,6 +20,7 @@ from ._errors import InvalidArgument, PermissionDenied, Unavailable
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _MAX_SOCKET_PATH = 107  # bytes in sockaddr_un, less the terminator
+_DAEMON_UID = "CKPTD_DAEMON_UID"
 
 
 class Address(NamedTuple):
@@ -160,7 +163,7 @@ def unreachable(address: Address, error: OSError, waited: float = 0.0) -> Except
     if isinstance(error, PermissionError):
         return PermissionDenied(
             f"connecting to the ckptd daemon at {address}: this user may not open that socket; "
-            "run as the daemon's user, or as root",
+            "run as the daemon's user, as root, or in the group that the daemon's --allow-gid names",
             "DAEMON_UNREACHABLE",
             facts,
         )
@@ -196,19 +199,42 @@ def lost(address: Address, details: str) -> Exception:
     )
 
 
-def _check_owner(address: Address, connection: socket.socket) -> None:
-    """Refuses weights of another user, who made a socket where a daemon's was expected.
+def _trusted_uids() -> set:
+    """Users of whose daemons this process takes weights.
 
     Root may use every daemon, as it may read every process's memory.
     """
-    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if uid not in (0, os.geteuid()) and os.geteuid() != 0:
+    named = os.environ.get(_DAEMON_UID, "")
+    if not named:
+        return {0, os.geteuid()}
+    try:
+        return {0, os.geteuid(), int(named) if named.isdigit() else pwd.getpwnam(named).pw_uid}
+    except KeyError:
+        raise InvalidArgument(
+            f"reading the environment: {_DAEMON_UID}={named!r} is no user of this system; check "
+            "the name, or write the number",
+            "INVALID_REQUEST",
+            {_DAEMON_UID: named},
+        ) from None
+
+
+def _check_owner(address: Address, connection: socket.socket) -> bool:
+    """Refuses weights of another user, who made a socket where a daemon's was expected.
+
+    Whether the daemon is a foreign one: it has another user, or is in another PID namespace.
+    """
+    pid, uid, _ = struct.unpack(
+        "3I", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    )
+    if os.geteuid() != 0 and uid not in _trusted_uids():
         raise PermissionDenied(
             f"connecting to the ckptd daemon at {address}: user {uid} listens there, neither this "
-            "user nor root; start the daemon as this user, or name another with address=",
+            "user nor root; start the daemon as this user, name another with address=, or say that "
+            f"user {uid} is to be trusted with the weights of this process ({_DAEMON_UID}={uid})",
             "DAEMON_UNREACHABLE",
             {"address": address.path, "chosen_by": address.chosen_by, "uid": str(uid)},
         )
+    return uid != os.geteuid() or pid == 0 or _is_in_inner_namespace(pid)
 
 
 def listens(address: Address) -> bool:
@@ -222,12 +248,20 @@ def listens(address: Address) -> bool:
     return True
 
 
-def wait_until_listening(address: Address, timeout: float) -> None:
-    """Returns once something accepts connections at `address`.
+def _is_in_inner_namespace(pid: int) -> bool:
+    """Whether a process has further ids in PID namespaces inside of this one."""
+    with contextlib.suppress(OSError):  # where /proc does not show it
+        with open(f"/proc/{pid}/status") as file:
+            return any(line.startswith("NSpid:") and len(line.split()) > 2 for line in file)
+    return False
+
+
+def wait_until_listening(address: Address, timeout: float) -> bool:
+    """Returns once something accepts connections at `address`: whether that is a foreign daemon.
 
     Waits up to `timeout` seconds for a daemon that is still starting. It uses a plain connect,
     which needs no gRPC and tells exactly why it fails. Raises PermissionDenied for a socket of a
-    user other than this one and root, unless this user is root.
+    user other than this one, root, and the one in CKPTD_DAEMON_UID, unless this user is root.
     """
     deadline = time.monotonic() + timeout
     while True:

@@ -94,6 +94,14 @@ INSTANTIATE_TEST_SUITE_P(
         Spoiled{[](Config& c) { c.staging = "much"; }, "\"much\""},
         Spoiled{[](Config& c) { c.host_tier = "half"; }, "\"half\""},
         Spoiled{[](Config& c) { c.idle = "rest"; }, "--idle rest: use keep or release"},
+        Spoiled{[](Config& c) { c.allow_uid = "1001"; }, "--allow-uid"},
+        Spoiled{[](Config& c) { c.allow_gid = "no such group"; }, "--allow-gid no such group"},
+        Spoiled{[](Config& c) { c.allow_gid = "4294967295"; }, "--allow-gid 4294967295"},
+        Spoiled{[](Config& c) { c.allow_gid = "7", c.allow_uid = "1001,nobody here"; },
+                "--allow-uid nobody here"},
+        Spoiled{[](Config& c) { c.allow_root = "models"; }, "--allow-root models"},
+        Spoiled{[](Config& c) { c.allow_root = "/,/no such folder"; }, "--allow-root /no such folder"},
+        Spoiled{[](Config& c) { c.allow_root = "/dev/null"; }, "--allow-root /dev/null"},
         Spoiled{[](Config& c) { c.reader = "me"; }, "me"},
         Spoiled{[](Config& c) { c.comm = "mail"; }, "mail"}));
 

@@ -117,6 +117,16 @@ TEST(CommandLine, WhatIsLoadedAtTheStartIsFoundFromAnywhere) {
   }
 }
 
+TEST(CommandLine, ListsAreGivenAtOnceOrOneByOne) {
+  ASSERT_OK_AND_ASSIGN(CommandLine line, Parse({"run", "--allow-root=/a", "--allow-root", "/b,/c"}));
+  EXPECT_EQ(line.config.allow_root, "/a,/b,/c");
+  const TempFolder folder;
+  const std::string file = FileWith(folder, "allow-root = [\"/a\", \"/b\"]\nallow-uid = \"1,2\"\n");
+  ASSERT_OK_AND_ASSIGN(line, Parse({"--config", file.c_str(), "run"}));
+  EXPECT_EQ(line.config.allow_root, "/a,/b");
+  EXPECT_EQ(line.config.allow_uid, "1,2");
+}
+
 TEST(CommandLine, LetsFlagsWinOverTheFile) {
   const TempFolder folder;
   const std::string file = FileWith(folder, "job = \"filed\"\nlog-level = \"debug\"\n");

@@ -99,8 +99,8 @@ class CoordinatorTest : public ::testing::Test {
   LoadRecorder recorder_;
   SmallSource source_;
   GroupInProcess group_{2};
-  SourceChecker lookups_{[](const CheckpointIndex& index) {
-    return index.files.empty() ? Recognise(index.source) : CheckUnchanged(index);
+  SourceChecker lookups_{[](const CheckpointIndex& index, const SourceAccess& access) {
+    return index.files.empty() ? Recognise(index.source, access) : CheckUnchanged(index, access);
   }};
   Worker load_worker_;
   std::unique_ptr<Coordinator> coordinator_ = Start();
