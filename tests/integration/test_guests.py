@@ -11,6 +11,7 @@ import tempfile
 import ckptd
 import pytest
 import warm
+from ckptd import _participant, _rpc
 from group import BINARIES, Daemon, Group, clean_environment, save, save_in_files, wait_until
 from noise import doors
 from ranks import CASES, PATHS
@@ -218,25 +219,6 @@ def test_a_guest_that_takes_memory_takes_its_own(group, write):
             assert bytes(shard.tensors["w"].buffer).hex() == BYTES
 
 
-def test_a_guest_that_fails_fails_for_itself(group, write):
-    """It takes part in a load of the same source, and says that it has failed."""
-    path = write()
-    fail = """
-import time
-def run(address, path):
-    from ckptd import _participant
-    with ckptd.connect(address) as client:
-        with _participant.participate(client, path, _rpc.Deadline(20), False):
-            raise ckptd.NotFound("a mistake")
-"""
-    from ckptd import _participant, _rpc
-    with ckptd.connect(group.address(0)) as own:
-        with _participant.participate(own, path, _rpc.Deadline(20), False) as participant:
-            assert run_as(ALICE, [GROUP], fail, group.address(0), path)["message"] == "a mistake"
-            assert own.load(path, layout="replicate:1", _participant=participant).state == "ACTIVE"
-            assert participant.failure is None
-
-
 # --- roots ---
 
 def test_sources_outside_of_the_roots_are_refused_to_everybody_and_links_inside_work(place, write):
@@ -336,6 +318,28 @@ def test_files_of_an_index_and_a_config_are_passed_with_their_folder(sidecar, pl
         path.chmod(0o700)
     load = LOAD.replace('"replicate:1"', '"replicate:2"')
     assert run_as(ALICE, [GROUP], load, sidecar.address(0), folder, environment=as_guest)["value"][2] == BYTES
+
+
+def test_a_guest_that_fails_fails_for_itself(sidecar, write, as_guest):
+    """Two of its ranks take part in a load. One fails, the other hears of it, and another user's rank beside that does not."""
+    path = write()
+    fail = """
+def run(address, another, path):
+    from ckptd import _participant
+    with ckptd.connect(address) as client, ckptd.connect(another) as other:
+        with _participant.participate(other, path, _rpc.Deadline(60), False) as hears:
+            try:
+                with _participant.participate(client, path, _rpc.Deadline(60), False):
+                    raise ckptd.NotFound("a mistake")
+            except ckptd.NotFound:
+                hears._call.result(timeout=60)
+"""
+    with ckptd.connect(sidecar.address(1)) as own:
+        with _participant.participate(own, path, _rpc.Deadline(60), False) as participant:
+            heard = run_as(ALICE, [GROUP], fail, sidecar.address(0), sidecar.address(1), path, environment=as_guest)
+            assert "a mistake" in heard["message"]
+            assert own.load(path, layout="replicate:2", _participant=participant).state == "ACTIVE"
+            assert participant.failure is None
 
 
 def test_a_client_takes_no_weights_of_a_user_that_it_was_not_told_of(sidecar, write):

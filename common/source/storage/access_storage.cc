@@ -111,9 +111,7 @@ absl::Status AccessStorage::List(const std::string& folder,
   if (access_.guest.has_value()) {
     CKPTD_RETURN_IF_ERROR(CheckCallerMayRead(folder, reached.get(), *access_.guest));
   }
-  const absl::Status listed =
-      PosixStorage::List(fmt::format("/proc/self/fd/{}", reached.get()), visit);
-  return WithFact(WithContext(listed, "listing folder " + folder), "file", folder);
+  return ListAt(fmt::format("/proc/self/fd/{}", reached.get()), folder, visit);
 }
 
 absl::StatusOr<Storage::Found> AccessStorage::Stat(const std::string& path) const {

@@ -125,8 +125,13 @@ absl::Status PosixStorage::Error(const std::string& path, int error) {
 
 absl::Status PosixStorage::List(const std::string& folder,
                                 absl::FunctionRef<bool(std::string_view name)> visit) const {
+  return ListAt(folder, folder, visit);
+}
+
+absl::Status PosixStorage::ListAt(const std::string& at, const std::string& folder,
+                                  absl::FunctionRef<bool(std::string_view name)> visit) {
   std::error_code error;
-  fs::directory_iterator entry(folder, error);
+  fs::directory_iterator entry(at, error);
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
     if (!visit(entry->path().filename().string())) return absl::OkStatus();
   }

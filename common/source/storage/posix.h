@@ -41,6 +41,9 @@ class PosixStorage : public Storage {
   static absl::StatusOr<OpenFile> AsRegular(const std::string& path, UniqueFd fd);
   // The file that is open with O_PATH, now for reading.
   static absl::StatusOr<OpenFile> OpenAgain(const std::string& path, int fd);
+  // As List, of the folder `folder` that can be opened at `at`.
+  static absl::Status ListAt(const std::string& at, const std::string& folder,
+                             absl::FunctionRef<bool(std::string_view name)> visit);
   static absl::StatusOr<Found> StatOpen(const std::string& path, int fd);
   static std::shared_ptr<const ReadableObject> MakeObject(OpenFile file);
 };
