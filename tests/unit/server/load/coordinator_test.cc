@@ -2,9 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <future>
 #include <map>
 #include <memory>
@@ -16,6 +18,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/source/open.h"
+#include "tests/testing/as_guest.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/group_in_process.h"
 #include "tests/testing/small_source.h"
@@ -110,6 +113,31 @@ TEST_F(CoordinatorTest, OneProposalOfRulesLoadsEveryRank) {
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
   EXPECT_EQ(EndOf(0, name).state, CheckpointState::kActive);
   EXPECT_EQ(EndOf(1, name).state, CheckpointState::kActive);
+}
+
+TEST_F(CoordinatorTest, AGuestThatMayNoLongerReadIsToldSoAndTheLoadStays) {
+  const std::string folder = std::filesystem::path(source_.path()).parent_path();
+  ASSERT_EQ(::chmod(folder.c_str(), 0755), 0);
+  ASSERT_EQ(::chmod(source_.path().c_str(), 0644), 0);
+  LoadRequest request = Rules();
+  request.guest = SomeGuest();
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, request));
+  EXPECT_EQ(EndOf(0, name).state, CheckpointState::kActive);
+  ASSERT_EQ(::chmod(folder.c_str(), 0700), 0);
+  EXPECT_THAT(coordinator_->Propose(1, request),
+              FailsWith(absl::StatusCode::kPermissionDenied, reason::kSourceForbidden));
+  ASSERT_EQ(::chmod(folder.c_str(), 0755), 0);
+  EXPECT_EQ(coordinator_->Propose(1, request).value(), name);
+}
+
+TEST_F(CoordinatorTest, AMemberThatWasPassedFilesMayComeBeforeThoseOfRankZero) {
+  LoadRequest request = Statement(1);
+  request.guest = SomeGuest();
+  request.source = "/of/the/guest.safetensors";
+  EXPECT_THAT(coordinator_->Propose(1, request),
+              FailsWith(absl::StatusCode::kNotFound, reason::kSourceNotFound));
+  request.passed = true;
+  EXPECT_OK(coordinator_->Propose(1, request));
 }
 
 TEST_F(CoordinatorTest, ObserversHearOfEveryStageAndOnceOfTheEnd) {
