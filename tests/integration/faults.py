@@ -195,7 +195,8 @@ def children(pid):
 
 
 def sockets(group):
-    return sorted(path.name for path in (group.run_dir / group.job).iterdir())
+    """The files of daemons; a launcher's are not among them."""
+    return sorted(path.name for path in (group.run_dir / group.job).glob("rank-*"))
 
 
 def expected_sockets(ranks):

@@ -1,6 +1,7 @@
 """A daemon and a trainer as two containers of a pod, which share a network, a folder of sockets and nothing else."""
 
 import json
+import os
 
 import images
 import pytest
@@ -11,25 +12,30 @@ pytestmark = pytest.mark.skipif(bool(images.why_not()), reason=str(images.why_no
 
 
 STARTED = Probe(("/usr/bin/ckptctl", "info"), period_seconds=0.2)
+DAEMON, GUEST, GROUP = 65532, 10002, 2000  # the daemon's user is its image's
 
 
-@pytest.fixture(scope="module")
-def pod(layouts, tmp_path_factory):
+@pytest.fixture(scope="module", params=[DAEMON, GUEST], ids=["same-user", "another-user"])
+def pod(request, layouts, tmp_path_factory):
+    """The files are the trainer's alone. As another user it is a guest of the daemon, by the pod's group."""
     import torch
     models, generator = tmp_path_factory.mktemp("models"), torch.Generator().manual_seed(5)
     shapes = {"0.weight": (256, 64), "0.bias": (256,), "1.weight": (8, 256), "1.bias": (8,)}
     save(models / "m.safetensors", {name: 0.05 * torch.randn(shape, generator=generator) for name, shape in shapes.items()})
     models.chmod(0o755)  # files of tests are their user's alone
-    (models / "m.safetensors").chmod(0o644)
+    (models / "m.safetensors").chmod(0o600)
+    os.chown(models / "m.safetensors", request.param, request.param)
     mounts = (VolumeMount("run", "/run/ckptd"), VolumeMount("models", "/models", read_only=True))
-    daemon = Container("ckptd", layouts("host").image, env={"CKPTD_ARENA": "0"}, volume_mounts=mounts,
+    guests = {"CKPTD_ALLOW_GID": str(GROUP)} if request.param == GUEST else {}
+    daemon = Container("ckptd", layouts("host").image, env={"CKPTD_ARENA": "0", **guests}, volume_mounts=mounts,
                        startup_probe=STARTED, restart_policy="Always")
     trainer = Container("trainer", images.of_system(tmp_path_factory.mktemp("python")),
-                        args=(ROOT / "tests/cases/pod_trainer.py", "/models/m.safetensors"), run_as_user=65532, run_as_group=65532,
-                        env={"CKPTD_RUN_DIR": "/run/ckptd", "HOME": "/tmp"},
+                        args=(ROOT / "tests/cases/pod_trainer.py", "/models/m.safetensors"), run_as_user=request.param, run_as_group=request.param,
+                        env={"CKPTD_RUN_DIR": "/run/ckptd", "HOME": "/tmp", "CKPTD_DAEMON_UID": str(DAEMON)},
                         volume_mounts=(*mounts, VolumeMount("tmp", "/tmp")), stdin=True)
     volumes = {"run": EmptyDir("Memory"), "tmp": EmptyDir(), "models": HostPath(str(models))}
-    with Pod(tmp_path_factory.mktemp("p"), init_containers=[daemon], containers=[trainer], volumes=volumes) as made:
+    with Pod(tmp_path_factory.mktemp("p"), init_containers=[daemon], containers=[trainer], volumes=volumes, fs_group=GROUP) as made:
+        made.trainers_user = request.param
         yield made
 
 
@@ -55,7 +61,7 @@ def test_containers_share_no_namespace_but_the_network_and_no_privilege(pod):
     theirs, ours = pod.namespaces("ckptd"), pod.namespaces("trainer")
     assert theirs["net"] == ours["net"]
     assert not [kind for kind in ("pid", "ipc", "mnt", "uts") if theirs[kind] == ours[kind]]
-    assert ask(pod, "where") == {"uid": 65532, "groups": [], "processes": 1, "pid": 1}
+    assert ask(pod, "where") == {"uid": pod.trainers_user, "groups": [GROUP], "processes": 1, "pid": 1}
     for name in ("ckptd", "trainer"):
         status = pod.proc(name, "status")
         assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0, name
