@@ -17,6 +17,11 @@ bool AreOfTwoJobs(const LoadRequest& a, const LoadRequest& b) {
   return !a.job.empty() && !b.job.empty() && a.job != b.job;
 }
 
+// Ranks show their shards one after the other, and then it is about to be known.
+bool IsPublished(LoadState state) {
+  return state == LoadState::kPublishing || state == LoadState::kActive;
+}
+
 }  // namespace
 
 std::optional<std::vector<SourceFile>> PendingLoads::FilesToCheck(const Proposal& proposal) const {
@@ -69,7 +74,8 @@ bool PendingLoads::IsOutOfDate(const PendingLoad& pending) const {
 
 bool PendingLoads::WillFail(const PendingLoad& pending) const {
   const LoadState state = pending.state->state();
-  return IsFinal(state) || (IsOutOfDate(pending) && state != LoadState::kPublishing);
+  if (IsPublished(state)) return false;
+  return IsFinal(state) || IsOutOfDate(pending);
 }
 
 bool PendingLoads::Accepts(const std::string& name, const PendingLoad& pending,
@@ -104,14 +110,15 @@ bool PendingLoads::IsFinishing(const Proposal& proposal) const {
   bool accepted = false;
   for (const auto& [name, pending] : pending_) {
     if (!Accepts(name, pending, proposal)) continue;
-    if (pending.state->state() == LoadState::kPublishing) return true;
+    if (IsPublished(pending.state->state())) return true;
     accepted = true;
   }
   if (accepted) return false;
   // Under another name it would wait for ranks that hold theirs and propose nothing.
   const KnownCheckpoint* known = known_.Find(proposal);
   const auto held = known == nullptr ? pending_.end() : pending_.find(known->name);
-  return held != pending_.end() && WillFail(held->second);
+  if (held == pending_.end()) return false;
+  return WillFail(held->second) || held->second.state->state() == LoadState::kActive;
 }
 
 bool PendingLoads::WaitWhileFinishing(const Proposal& proposal, Deadline deadline) const {
@@ -125,7 +132,7 @@ bool PendingLoads::WaitWhilePublishing(const std::string& name, Deadline deadlin
   MutexLock lock(mutex_);
   return changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const auto at = pending_.find(name);
-    return at == pending_.end() || at->second.state->state() != LoadState::kPublishing;
+    return at == pending_.end() || !IsPublished(at->second.state->state());
   });
 }
 

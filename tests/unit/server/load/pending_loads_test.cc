@@ -121,7 +121,10 @@ TEST_F(PendingLoadsTest, NobodyJoinsALoadThatFails) {
 TEST_F(PendingLoadsTest, WhoAsksWhileALoadIsPublishedHasToAskAgain) {
   // Its files may have changed since they were read.
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
-  EnterPublishing(pending_.TakeReady().at(0));
+  const ReadyLoad load = pending_.TakeReady().at(0);
+  EnterPublishing(load);
+  EXPECT_FALSE(pending_.Propose({2, RuleRequest("fsdp:3")}, true, now_).value().has_value());
+  EXPECT_OK(load.state->Advance(LoadState::kActive));  // and is not known yet
   EXPECT_FALSE(pending_.Propose({2, RuleRequest("fsdp:3")}, true, now_).value().has_value());
   EXPECT_FALSE(pending_.WaitWhileFinishing({2, RuleRequest("fsdp:3")}, Clock::now()));
   EXPECT_TRUE(pending_.WaitWhileFinishing({2, RuleRequest("fsdp:2")}, Clock::now()));
@@ -135,6 +138,8 @@ TEST_F(PendingLoadsTest, TheEndOfALoadThatIsPublishedCanBeWaitedFor) {
   const ReadyLoad load = pending_.TakeReady().at(0);
   EXPECT_TRUE(pending_.WaitWhilePublishing(name, Clock::now())) << "it is not so far yet";
   EnterPublishing(load);
+  EXPECT_FALSE(pending_.WaitWhilePublishing(name, Clock::now()));
+  EXPECT_OK(load.state->Advance(LoadState::kActive));
   EXPECT_FALSE(pending_.WaitWhilePublishing(name, Clock::now()));
   EXPECT_TRUE(pending_.WaitWhilePublishing("checkpoints/another", Clock::now()));
   pending_.Finished(name, {absl::OkStatus(), {}, {0, 1, 2}, {}});
