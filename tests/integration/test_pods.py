@@ -31,9 +31,9 @@ def pod(request, layouts, tmp_path_factory):
                        startup_probe=STARTED, restart_policy="Always")
     trainer = Container("trainer", images.of_system(tmp_path_factory.mktemp("python")),
                         args=(ROOT / "tests/cases/pod_trainer.py", "/models/m.safetensors"), run_as_user=request.param, run_as_group=request.param,
-                        env={"CKPTD_RUN_DIR": "/run/ckptd", "HOME": "/tmp", "CKPTD_DAEMON_UID": str(DAEMON)},
-                        volume_mounts=(*mounts, VolumeMount("tmp", "/tmp")), stdin=True)
-    volumes = {"run": EmptyDir("Memory"), "tmp": EmptyDir(), "models": HostPath(str(models))}
+                        env={"CKPTD_RUN_DIR": "/run/ckptd", "CKPTD_DAEMON_UID": str(DAEMON), "HOME": "/scratch", "TMPDIR": "/scratch"},
+                        volume_mounts=(*mounts, VolumeMount("scratch", "/scratch")), stdin=True)
+    volumes = {"run": EmptyDir("Memory"), "scratch": EmptyDir(), "models": HostPath(str(models))}
     with Pod(tmp_path_factory.mktemp("p"), init_containers=[daemon], containers=[trainer], volumes=volumes, fs_group=GROUP) as made:
         made.trainers_user = request.param
         yield made

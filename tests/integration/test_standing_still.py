@@ -11,7 +11,7 @@ import time
 import pytest
 from faults import footprints, sparse
 from group import Group
-from holds import HEARTBEATS, WORKING, Hold, assert_heals, assert_heard, needed_for, served
+from holds import HEARTBEATS, WORKING, Hold, assert_heals, assert_heard, names, needed_for, served
 from tiers import Tier
 
 # Who of a group stands still: by rank.
@@ -116,6 +116,7 @@ def test_a_member_that_goes_on_in_time_tells_its_own_client_that_it_was_given_up
         results = outcome("ALLOCATING", "member", "stopped", held.loads[:2], since)
         assert_heard("ALLOCATING", results, 2)
         held.go_on()
-        results = outcome("ALLOCATING", "member, then back", "stopped", held.loads[2:], since)
-        assert_heard("ALLOCATING", results, 2)
+        (own,) = outcome("ALLOCATING", "member, then back", "stopped", held.loads[2:], since)
+        # Or it has tried to connect anew in the meantime, which it gives up by itself.
+        assert names(own, 2) or "it listens there and does not answer" in own.message, own
     assert_heals(group, held.path, before)
