@@ -10,6 +10,10 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
 namespace ckptd {
 
 void UniqueFd::Reset() {
@@ -18,6 +22,20 @@ void UniqueFd::Reset() {
 
 void Mapping::Reset() {
   if (address_ != nullptr) ::munmap(std::exchange(address_, nullptr), std::exchange(bytes_, 0));
+}
+
+UniqueFd NewMemfd(const char* name) {
+  constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  UniqueFd fd(::memfd_create(name, kFlags | MFD_NOEXEC_SEAL));
+  // Kernels before 6.3 do not know MFD_NOEXEC_SEAL.
+  if (!fd.valid() && errno == EINVAL) fd = UniqueFd(::memfd_create(name, kFlags));
+  return fd;
+}
+
+absl::StatusOr<UniqueFd> DuplicateFd(int fd, const std::string& doing) {
+  UniqueFd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (copy.valid()) return copy;
+  return ErrnoStatus(errno, doing);
 }
 
 absl::StatusOr<UniqueFd> OpenForReading(const std::string& path) {

@@ -71,6 +71,12 @@ class Mapping {
   size_t bytes_ = 0;
 };
 
+// An empty memfd that may be sealed. Invalid, with errno set, if there is none.
+UniqueFd NewMemfd(const char* name);
+
+// A second descriptor of the same open file description. Errors: `doing` and the system's reason.
+absl::StatusOr<UniqueFd> DuplicateFd(int fd, const std::string& doing);
+
 // Opens a file for reading. Errors name the path.
 absl::StatusOr<UniqueFd> OpenForReading(const std::string& path);
 

@@ -116,6 +116,10 @@ const Setting kSettings[] = {
     {"ready-when", &Config::ready_when,
      "When a daemon is ready, for launch, --ready-fd and health checks: group, once the group is "
      "complete, or loaded, once --load is loaded, too"},
+    {"keeper", &Config::keeper,
+     "Socket of the process that holds shards and leases while a daemon is away (`ckptd keep`), so "
+     "that the next one has them without reading; launch starts one if none is given; none: no "
+     "such process"},
     {"log-level", &Config::log_level, "trace, debug, info, warn, error or off"},
 };
 

@@ -17,12 +17,15 @@
 #include "server/daemon/peer_auth.h"
 #include "server/daemon/preload.h"
 #include "server/daemon/stop_deadline.h"
+#include "server/keeper/keeper_client.h"
 #include "server/rpc/links.h"
 
 namespace ckptd {
 namespace {
 
 constexpr std::chrono::milliseconds kReadyPoll{200};
+// Who starts both starts the keeper first, so this is for a keeper that is being started again.
+constexpr std::chrono::milliseconds kKeeperPatience{1000};
 // How long other daemons may take to say what they still own, because loads wait meanwhile.
 constexpr std::chrono::milliseconds kDropPatience{200};
 // Rank-form requests of very large models exceed the default of 4 MiB.
@@ -97,6 +100,7 @@ Node::Options Daemon::NodeOptions() {
   options.tier_reason = memory_.reason;
   options.host_tier = memory_.host_tier.get();
   options.ready = memory_.ready;
+  options.keeper = keeping_.get();
   options.drop_released = [this] { peer_memory_->DropReleased(Clock::now() + kDropPatience); };
   options.reading.comm = ParseCommChoice(config_.comm).value();  // CheckConfig has checked it
   options.comms = memory_.comms.get();
@@ -145,6 +149,14 @@ absl::Status Daemon::LockRank() {
   return absl::OkStatus();
 }
 
+void Daemon::StartKeeping() {
+  if (config_.keeper.empty() || config_.keeper == kNoKeeper) return;
+  auto store = KeeperClient::Start(config_.keeper, fmt::format("rank-{}", config_.rank), kKeeperPatience);
+  keeping_ = std::make_unique<Keeping>(std::move(store), *memory_.backend, config_.rank,
+                                       config_.world_size,
+                                       std::max(1U, std::thread::hardware_concurrency()));
+}
+
 absl::Status Daemon::StartClientServers() {
   CKPTD_RETURN_IF_ERROR(LockRank());
   CKPTD_ASSIGN_OR_RETURN(memory_, MakeMemoryTier(config_));
@@ -152,11 +164,15 @@ absl::Status Daemon::StartClientServers() {
   auto peer_socket = PeerSocket::Start({paths_.memory}, memory_.segment_fd);
   if (!peer_socket.ok()) return ExplainSocketInUse(peer_socket.status(), config_.job);
   peer_socket_ = *std::move(peer_socket);
+  StartKeeping();
   node_ = std::make_unique<Node>(*memory_.backend, *peer_memory_, NodeOptions());
   if (config_.rank == 0) SetSecret(node_->group_secret());
   group_service_->SetNode(*node_);
   transfer_service_->SetNode(*node_);
-  CKPTD_ASSIGN_OR_RETURN(fd_server_, FdServer::Start(paths_.fd, node_->leases()));
+  CKPTD_ASSIGN_OR_RETURN(fd_server_, FdServer::Start(paths_.fd, node_->leases(),
+                                                     keeping_ == nullptr
+                                                         ? std::vector<FdServer::Adopted>()
+                                                         : keeping_->TakeConnections()));
   checkpoint_service_ = std::make_unique<CheckpointServiceImpl>(*node_, paths_.fd);
   admin_service_ = std::make_unique<AdminServiceImpl>(
       *node_, AdminServiceImpl::Endpoints{paths_.workload, paths_.fd, peer_address_});
@@ -212,6 +228,7 @@ Daemon::~Daemon() {
   // Stops accepting, ends watches and loads, then frees everything. Leases end with the fd
   // server. Clients keep what they have mapped.
   std::optional<StopDeadline> deadline(std::in_place);
+  if (keeping_ != nullptr) keeping_->LeaveLeases();
   if (node_ != nullptr) node_->Stop();
   for (auto* server : {&workload_server_, &admin_server_, &peer_server_}) {
     if (*server != nullptr) (*server)->SetServing(false);
@@ -220,6 +237,7 @@ Daemon::~Daemon() {
   workload_server_.reset();
   peer_server_.reset();
   fd_server_.reset();
+  if (keeping_ != nullptr) keeping_->LeaveAll();
   node_.reset();
   deadline.reset();  // freeing much memory may take long
   peer_socket_.reset();

@@ -12,6 +12,7 @@
 #include "server/comm/host/host_peer_memory.h"
 #include "server/comm/host/peer_socket.h"
 #include "server/daemon/config.h"
+#include "server/daemon/keeping.h"
 #include "server/daemon/memory_tier.h"
 #include "server/daemon/run_directory.h"
 #include "server/node/node.h"
@@ -49,6 +50,7 @@ class Daemon {
   // Once this succeeds, this daemon owns the rank's sockets.
   absl::Status LockRank();
   absl::Status StartClientServers();
+  void StartKeeping();
   Node::Options NodeOptions();
   // Writes `state` to --ready-fd.
   void WriteReadyFd(char state) const;
@@ -64,6 +66,7 @@ class Daemon {
   MemoryTier memory_;
   std::unique_ptr<HostPeerMemory> peer_memory_;
   std::unique_ptr<PeerSocket> peer_socket_;
+  std::unique_ptr<Keeping> keeping_;  // null: nothing outlives this process
   std::unique_ptr<Node> node_;
   std::unique_ptr<GroupServiceImpl> group_service_;
   std::unique_ptr<TransferServiceImpl> transfer_service_;

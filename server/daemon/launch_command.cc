@@ -28,6 +28,7 @@
 #include "server/daemon/child.h"
 #include "server/daemon/commands.h"
 #include "server/daemon/group_key.h"
+#include "server/daemon/keeper_process.h"
 #include "server/daemon/network.h"
 #include "server/daemon/peer_auth.h"
 #include "server/daemon/run_directory.h"
@@ -40,6 +41,7 @@ constexpr std::chrono::milliseconds kFirstBackoff{200};
 constexpr std::chrono::seconds kLastBackoff{10};
 constexpr std::chrono::minutes kPeace{1};
 constexpr std::chrono::seconds kStopPatience{10};
+constexpr std::chrono::milliseconds kKeeperPatience{1000};
 constexpr timespec kTick = {0, 100'000'000};
 constexpr int kStopsThatKill = 3;  // the third signal kills a command that does not end
 
@@ -72,7 +74,9 @@ struct Slot {
 
 class Launcher {
  public:
-  Launcher(Config config, const LaunchOptions& options) : config_(std::move(config)), options_(options) {
+  // `keeper`: the socket of the one to start; empty: none.
+  Launcher(Config config, const LaunchOptions& options, std::string keeper)
+      : config_(std::move(config)), options_(options), keeper_(std::move(keeper), kOwnProgram, OwnName()) {
     // A new key is enough, because restarted daemons get it from this process as well.
     if (!HasPeerAuthSetting(config_, ReadEnvironment)) {
       group_key_[kGroupKeyVariable] = NewGroupKey();
@@ -91,6 +95,7 @@ class Launcher {
 
   int Run() {
     while (!exit_code_.has_value()) {
+      keeper_.Ensure(kKeeperPatience);
       StartDue();
       ReadReady();
       StartCommandWhenReady();
@@ -101,6 +106,7 @@ class Launcher {
       Reap();
     }
     StopDaemons();
+    if (!options_.keep) keeper_.End();
     return *exit_code_;
   }
 
@@ -306,6 +312,7 @@ class Launcher {
 
   const Config config_;
   const LaunchOptions& options_;
+  KeeperProcess keeper_;
   const std::string own_name_ = OwnName();
   std::map<std::string, std::string> group_key_;  // for the daemons' environment
   std::vector<Slot> slots_;
@@ -416,7 +423,14 @@ int LaunchCommand(const Config& given, const LaunchOptions& options) {
     PrintError(lock.status());
     return kExitUsage;
   }
-  return Launcher(std::move(config), options).Run();
+  std::string keeper;
+  if (config.keeper.empty()) {
+    const std::string folder = PathsOf(config).directory;
+    keeper = options.nnodes == 1 ? PathsOf(config).keeper
+                                 : fmt::format("{}/node-{}.keeper.sock", folder, options.node_rank);
+    config.keeper = keeper;
+  }
+  return Launcher(std::move(config), options, std::move(keeper)).Run();
 }
 
 }  // namespace ckptd

@@ -22,6 +22,7 @@ SocketPaths PathsOf(const Config& config) {
   paths.fd = stem + ".fd.sock";
   paths.memory = stem + ".mem.sock";
   paths.lock = stem + ".lock";
+  paths.keeper = paths.directory + "/keeper.sock";
   paths.arena = stem + ".arena";
   return paths;
 }

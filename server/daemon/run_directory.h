@@ -17,6 +17,7 @@ struct SocketPaths {
   std::string fd;
   std::string memory;  // for the group's leader
   std::string lock;    // locked as long as a daemon of that rank lives
+  std::string keeper;  // of `launch`, for the daemons of one node
   std::string arena;   // how much that rank loaded, for its next daemon
 };
 SocketPaths PathsOf(const Config& config);

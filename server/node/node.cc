@@ -75,6 +75,11 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
   Eviction& eviction = catalog_.eviction();
   eviction.SetLater([this](std::function<void()> free) { load_worker_.Post(std::move(free)); });
   eviction.SetHolders([this](const std::string& name) { return leases_.HoldersOf(name); });
+  if (options_.keeper != nullptr) {
+    catalog_.SetKeeper(options_.keeper);
+    leases_.SetKeeper(options_.keeper);
+    options_.keeper->Restore(catalog_, leases_);  // the group is told of it when this rank joins
+  }
   if (options_.identity.rank == 0) {
     membership_ = std::make_unique<Membership>(
         Membership::Options{options_.identity, std::make_shared<LocalLink>(rank_side_),
@@ -377,6 +382,7 @@ Node::Info Node::GetInfo() const {
   info.tier = backend_.tier();
   info.tier_reason = options_.tier_reason;
   info.device = backend_.device();
+  if (options_.keeper != nullptr) info.keeper = options_.keeper->state();
   std::vector<uint32_t> missing;
   if (membership_ != nullptr) {
     info.epoch = membership_->epoch();

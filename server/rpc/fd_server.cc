@@ -68,20 +68,26 @@ void SendError(int socket, const absl::Status& status) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<FdServer>> FdServer::Start(const std::string& path,
-                                                          LeaseTable& leases) {
+                                                          LeaseTable& leases,
+                                                          std::vector<Adopted> adopted) {
   CKPTD_ASSIGN_OR_RETURN(UnixListener listener, UnixListener::Open(path, 0600));
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return ErrnoStatus(errno, "creating an eventfd");
   return std::unique_ptr<FdServer>(
-      new FdServer(leases, std::move(listener), std::move(wake)));
+      new FdServer(leases, std::move(listener), std::move(wake), std::move(adopted)));
 }
 
-FdServer::FdServer(LeaseTable& leases, UnixListener listener, UniqueFd wake)
+FdServer::FdServer(LeaseTable& leases, UnixListener listener, UniqueFd wake,
+                   std::vector<Adopted> adopted)
     : leases_(leases),
       listener_(std::move(listener)),
       wake_(std::move(wake)),
-      max_unproven_(MaxUnprovenConnections(kMaxUnproven)),
-      thread_([this] { Loop(); }) {}
+      max_unproven_(MaxUnprovenConnections(kMaxUnproven)) {
+  for (Adopted& one : adopted) {
+    connections_.push_back({std::move(one.socket), {}, std::move(one.lease), {}});
+  }
+  thread_ = std::thread([this] { Loop(); });
+}
 
 FdServer::~FdServer() {
   const uint64_t one = 1;
@@ -173,6 +179,7 @@ bool FdServer::Answer(Connection& connection) {
     return false;
   }
   connection.lease = redeemed->lease;
+  leases_.Keep(connection.lease, connection.socket.get());
   const absl::Status sent = SendDescriptors(connection.socket.get(), redeemed->handle.fds,
                                             Clock::now() + timing::kFdSend);
   // Done even if not everything was sent, because a client may write to the part that it got.

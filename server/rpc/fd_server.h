@@ -23,9 +23,16 @@ class FdServer {
   // descriptor limit, the oldest one is closed.
   static constexpr size_t kMaxUnproven = 256;
 
+  // A lease that `leases` has already, and its connection.
+  struct Adopted {
+    UniqueFd socket;
+    std::string lease;
+  };
+
   // `leases` must outlive the server. Errors: those of UnixListener::Open.
   static absl::StatusOr<std::unique_ptr<FdServer>> Start(const std::string& path,
-                                                         LeaseTable& leases);
+                                                         LeaseTable& leases,
+                                                         std::vector<Adopted> adopted = {});
   ~FdServer();
   FdServer(const FdServer&) = delete;
   FdServer& operator=(const FdServer&) = delete;
@@ -38,7 +45,7 @@ class FdServer {
     Deadline patience;  // deadline for the token
   };
 
-  FdServer(LeaseTable& leases, UnixListener listener, UniqueFd wake);
+  FdServer(LeaseTable& leases, UnixListener listener, UniqueFd wake, std::vector<Adopted> adopted);
   void Loop();
   // Waits for events. False when the server stops.
   bool Poll(std::vector<bool>& ready);

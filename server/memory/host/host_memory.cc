@@ -150,6 +150,24 @@ void HostMemory::TransferOwnership(std::unique_ptr<Slab> slab) {
   if (ours.ok()) arena_->Forget(std::exchange((*ours)->pieces(), {}));
 }
 
+absl::StatusOr<KeptSlab> HostMemory::Keep(Slab& slab) {
+  CKPTD_ASSIGN_OR_RETURN(HostSlab* const ours, OurSlab(slab));
+  KeptSlab kept{.bytes = slab.bytes(), .sealed = true};
+  for (const ArenaPiece& piece : ours->pieces()) {
+    CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, piece.segment->DuplicateOriginal());
+    kept.fds.push_back(std::move(fd));
+    kept.segment_bytes.push_back(piece.bytes);
+    kept.sealed = kept.sealed && piece.segment->sealed();
+  }
+  return kept;
+}
+
+absl::StatusOr<std::unique_ptr<Slab>> HostMemory::Adopt(KeptSlab kept) {
+  const uint64_t bytes = kept.bytes;
+  CKPTD_ASSIGN_OR_RETURN(std::vector<ArenaPiece> pieces, arena_->Adopt(std::move(kept)));
+  return std::make_unique<HostSlab>(arena_, bytes, std::move(pieces));
+}
+
 void HostMemory::OnWriterRestart() { arena_->OnWriterRestart(); }
 
 std::vector<uint64_t> HostMemory::OwnedSegments() const { return arena_->Ids(); }

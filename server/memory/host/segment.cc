@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,9 +14,6 @@
 #include "common/base/status.h"
 #include "fmt/format.h"
 
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U
-#endif
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
@@ -38,10 +36,7 @@ absl::Status SegmentError(int error, const std::string& doing) {
 }
 
 absl::StatusOr<UniqueFd> MakeMemfd(uint64_t bytes) {
-  constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
-  UniqueFd fd(::memfd_create("ckptd", kFlags | MFD_NOEXEC_SEAL));
-  // Kernels before 6.3 do not know MFD_NOEXEC_SEAL.
-  if (!fd.valid() && errno == EINVAL) fd = UniqueFd(::memfd_create("ckptd", kFlags));
+  UniqueFd fd = NewMemfd("ckptd");
   if (!fd.valid()) return SegmentError(errno, "memfd_create");
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     return SegmentError(errno, fmt::format("sizing a memfd to {} bytes", bytes));
@@ -95,6 +90,33 @@ absl::StatusOr<std::unique_ptr<HostSegment>> HostSegment::Create(uint64_t id, ui
   return segment;
 }
 
+absl::StatusOr<std::unique_ptr<HostSegment>> HostSegment::Adopt(uint64_t id, uint64_t bytes,
+                                                                UniqueFd original) {
+  const int seals = ::fcntl(original.get(), F_GET_SEALS);
+  struct stat info = {};
+  if (seals < 0 || ::fstat(original.get(), &info) != 0) {
+    return SegmentError(errno, "looking at a kept memory descriptor");
+  }
+  const auto size = static_cast<uint64_t>(info.st_size);
+  if ((seals & kSizeSeals) != kSizeSeals || size < bytes || size % kHugePageBytes != 0) {
+    return MakeError(absl::StatusCode::kDataLoss, reason::kDigestMismatch,
+                     fmt::format("taking kept memory over: a descriptor of {} bytes is no memory of "
+                                 "ckptd's of {} bytes or more",
+                                 size, bytes));
+  }
+  CKPTD_ASSIGN_OR_RETURN(UniqueFd check, Reopen(original.get(), O_RDWR));
+  const bool sealed = (seals & kContentSeals) == kContentSeals;
+  const MapSlabOptions map = {
+      .mode = sealed ? MapMode::kSharedReadOnly : MapMode::kSharedWritable, .populate = false};
+  const int fds[] = {original.get()};
+  const uint64_t sizes[] = {size};
+  CKPTD_ASSIGN_OR_RETURN(Mapping mapping, MapSlab(fds, sizes, map));
+  std::unique_ptr<HostSegment> segment(
+      new HostSegment(id, std::move(original), std::move(check), std::move(mapping)));
+  segment->sealed_ = sealed;
+  return segment;
+}
+
 absl::Status HostSegment::Seal() {
   if (sealed_) return absl::OkStatus();
   if (::fcntl(original_.get(), F_ADD_SEALS, kContentSeals) != 0) {
@@ -115,9 +137,7 @@ absl::StatusOr<UniqueFd> HostSegment::OpenReadWrite() const {
 }
 
 absl::StatusOr<UniqueFd> HostSegment::DuplicateOriginal() const {
-  UniqueFd fd(::fcntl(original_.get(), F_DUPFD_CLOEXEC, 0));
-  if (!fd.valid()) return SegmentError(errno, "duplicating a memory descriptor");
-  return fd;
+  return DuplicateFd(original_.get(), "duplicating a memory descriptor");
 }
 
 bool HostSegment::HeldByOthers() const { return !IsOnlyUser(check_.get()); }

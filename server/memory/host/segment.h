@@ -33,6 +33,12 @@ class HostSegment {
   static absl::StatusOr<std::unique_ptr<HostSegment>> Create(uint64_t id, uint64_t bytes,
                                                              const PopulateOptions& options);
 
+  // Memory that an earlier process made and of which `original` is a duplicate, at least `bytes`.
+  // Sealed memory can be mapped for reading only, so it must never be filled again. Errors: DataLoss
+  // DIGEST_MISMATCH if it is not such memory.
+  static absl::StatusOr<std::unique_ptr<HostSegment>> Adopt(uint64_t id, uint64_t bytes,
+                                                            UniqueFd original);
+
   uint64_t id() const { return id_; }
   uint64_t bytes() const { return mapping_.bytes(); }
   std::byte* data() const { return mapping_.data(); }
