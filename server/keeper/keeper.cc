@@ -87,7 +87,7 @@ bool Keeper::Serve(Connection& connection) {
 absl::Status Keeper::Handle(Connection& connection, Packet<v1::KeeperRequest> packet) {
   const v1::KeeperRequest& request = packet.message;
   if (request.format() != kKeeperFormat) {
-    return MakeError(absl::StatusCode::kUnimplemented, reason::kInvalidRequest,
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                      fmt::format("keeping descriptors: the daemon speaks format {}, the keeper "
                                  "format {}; start the keeper again",
                                  request.format(), kKeeperFormat));
@@ -98,7 +98,7 @@ absl::Status Keeper::Handle(Connection& connection, Packet<v1::KeeperRequest> pa
     return absl::OkStatus();
   }
   if (connection.owner.empty()) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kInvalidRequest,
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                      "keeping descriptors: the first packet must be a hello");
   }
   if (request.has_put()) {
@@ -109,14 +109,14 @@ absl::Status Keeper::Handle(Connection& connection, Packet<v1::KeeperRequest> pa
     entries_.Remove(connection.owner, request.remove().name());
     return absl::OkStatus();
   }
-  return MakeError(absl::StatusCode::kUnimplemented, reason::kInvalidRequest,
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                    "keeping descriptors: the keeper does not know this request; start it again "
                    "with the daemon's version");
 }
 
 absl::Status Keeper::Hello(Connection& connection, const v1::KeeperHello& hello) {
   if (!connection.owner.empty()) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kInvalidRequest,
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                      "keeping descriptors: a second hello on one connection");
   }
   Drain(hello.owner());

@@ -80,10 +80,8 @@ absl::Status ReadRecord(int fd, google::protobuf::MessageLite& body) {
   v1::KeptRecord record;
   if (!record.ParseFromString(bytes)) return NoRecord("it is no KeptRecord");
   if (record.format() != kKeeperFormat) {
-    return MakeError(absl::StatusCode::kUnimplemented, reason::kDigestMismatch,
-                     fmt::format("reading its record: ckptd {} wrote it in format {}, this one "
-                                 "reads format {}",
-                                 record.version().substr(0, 64), record.format(), kKeeperFormat));
+    return NoRecord(fmt::format("ckptd {} wrote it in format {}, this one reads format {}",
+                                record.version().substr(0, 64), record.format(), kKeeperFormat));
   }
   if (Xxh3(record.body()) != record.digest()) return NoRecord("its digest does not hold");
   if (!body.ParseFromString(record.body())) return NoRecord("its body is no message of that kind");

@@ -62,8 +62,8 @@ absl::Status SendEntry(int socket, const std::vector<UniqueFd>& fds, Deadline de
 
 // A sealed memfd with that body and its digest.
 absl::StatusOr<UniqueFd> WriteRecord(const google::protobuf::MessageLite& body);
-// Reads it. Errors: DataLoss DIGEST_MISMATCH if the digest does not hold or it is no record;
-// Unimplemented for a format of a later version.
+// Reads it. Errors: DataLoss DIGEST_MISMATCH if its digest does not hold, it is no record, or one of
+// another format.
 absl::Status ReadRecord(int fd, google::protobuf::MessageLite& body);
 
 }  // namespace ckptd

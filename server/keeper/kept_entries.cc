@@ -36,7 +36,7 @@ absl::Status KeptEntries::Begin(const std::string& name, bool forget) {
   }
   Owner& owner = owners_[name];
   if (owner.connected) {
-    return MakeError(absl::StatusCode::kAlreadyExists, reason::kConfigInvalid,
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
                      fmt::format("keeping the descriptors of {}: another process of that name is "
                                  "connected; stop it",
                                  name));

@@ -21,7 +21,7 @@ class KeptEntries {
   static constexpr size_t kMaxEntries = 65536;      // of one owner
   static constexpr uint32_t kMaxDescriptors = 1 << 20;  // of one entry
 
-  // A connection of `owner` begins. Errors: AlreadyExists CONFIG_INVALID if it has one,
+  // A connection of `owner` begins. Errors: FailedPrecondition CONFIG_INVALID if it has one,
   // InvalidArgument for a bad name, ResourceExhausted beyond kMaxOwners. `forget`: its entries go.
   absl::Status Begin(const std::string& owner, bool forget);
   // The connection has ended. Its entries stay, but for one that is not complete.

@@ -26,7 +26,7 @@ absl::Status Wrong(const std::string& why) {
                    "reading its record: " + why + "; load it again");
 }
 
-std::chrono::system_clock::time_point FromProto(const google::protobuf::Timestamp& time) {
+std::chrono::system_clock::time_point TimeFrom(const google::protobuf::Timestamp& time) {
   return std::chrono::system_clock::time_point(std::chrono::duration_cast<std::chrono::system_clock::duration>(
       std::chrono::seconds(time.seconds()) + std::chrono::nanoseconds(time.nanos())));
 }
@@ -148,7 +148,7 @@ absl::StatusOr<KeptFromRecord> FromProto(const v1::KeptCheckpoint& message, uint
                                          uint32_t world_size) {
   if (message.rank() != static_cast<int64_t>(rank) ||
       message.world_size() != static_cast<int64_t>(world_size)) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kWrongWorldSize,
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongWorldSize,
                      fmt::format("taking it over: it is the shard of rank {} of {}, this daemon is "
                                  "rank {} of {}; load it again",
                                  message.rank(), message.world_size(), rank, world_size));
@@ -159,8 +159,8 @@ absl::StatusOr<KeptFromRecord> FromProto(const v1::KeptCheckpoint& message, uint
   out.info.plan_digest = message.plan_digest();
   out.info.epoch = message.epoch();
   out.info.pinned = message.pinned();
-  out.info.created = FromProto(message.create_time());
-  out.info.activated = FromProto(message.active_time());
+  out.info.created = TimeFrom(message.create_time());
+  out.info.activated = TimeFrom(message.active_time());
   CKPTD_ASSIGN_OR_RETURN(out.request, FromProto(message.spec()));
   for (const v1::SourceFile& file : message.files()) out.files.push_back(FromProto(file));
   out.request_digests.assign(message.request_digests().begin(), message.request_digests().end());
@@ -184,7 +184,7 @@ absl::StatusOr<LeaseInfo> FromProto(const v1::KeptLease& message) {
   lease.checkpoint = message.checkpoint();
   CKPTD_ASSIGN_OR_RETURN(lease.mode, FromProto(message.mode()));
   if (lease.mode == AttachMode::kExclusive) return Wrong("it is EXCLUSIVE");
-  lease.created = FromProto(message.create_time());
+  lease.created = TimeFrom(message.create_time());
   return lease;
 }
 

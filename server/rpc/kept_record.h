@@ -20,8 +20,7 @@ struct KeptFromRecord {
   KeptCheckpoint checkpoint;
   KeptSlab slab;  // without descriptors
 };
-// Of the rank and world size that `expected` has. Errors: FailedPrecondition CONFIG_INVALID for
-// others, DataLoss DIGEST_MISMATCH for a message that cannot be.
+// Errors: InvalidArgument WRONG_WORLD_SIZE for another rank or world size, DataLoss DIGEST_MISMATCH for a message that cannot be.
 absl::StatusOr<KeptFromRecord> FromProto(const v1::KeptCheckpoint& message, uint32_t rank,
                                          uint32_t world_size);
 

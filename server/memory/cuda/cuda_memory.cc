@@ -291,7 +291,8 @@ absl::StatusOr<std::unique_ptr<Slab>> CudaMemory::Adopt(KeptSlab kept) {
     }
     id = ledger_->next_id++;
   }
-  CudaShare share{.fd = std::make_shared<const UniqueFd>(std::move(kept.fds[0]))};
+  CudaShare share;
+  share.fd = std::make_shared<const UniqueFd>(std::move(kept.fds[0]));
   auto memory = std::make_shared<CudaSlabBytes>(std::move(engine), gpu, std::move(allocation));
   auto slab = std::make_unique<CudaSlab>(ledger_, id, kept.bytes, std::move(memory), std::move(share));
   slab->sealed = kept.sealed;
