@@ -118,8 +118,8 @@ const Setting kSettings[] = {
      "complete, or loaded, once --load is loaded, too"},
     {"keeper", &Config::keeper,
      "Socket of the process that holds shards and leases while a daemon is away (`ckptd keep`), so "
-     "that the next one has them without reading; launch starts one if none is given; none: no "
-     "such process"},
+     "that the next one has them without reading; systemd: that unit's own store of descriptors; "
+     "launch starts a process if nothing is given; none: nothing is kept"},
     {"log-level", &Config::log_level, "trace, debug, info, warn, error or off"},
 };
 

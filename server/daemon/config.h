@@ -14,6 +14,7 @@
 namespace ckptd {
 
 inline constexpr char kNoKeeper[] = "none";
+inline constexpr char kSystemdKeeper[] = "systemd";
 inline constexpr uint16_t kDefaultPort = 29511;
 
 struct Config {

@@ -18,6 +18,7 @@
 #include "server/daemon/preload.h"
 #include "server/daemon/stop_deadline.h"
 #include "server/keeper/keeper_client.h"
+#include "server/keeper/systemd_store.h"
 #include "server/rpc/links.h"
 
 namespace ckptd {
@@ -149,12 +150,18 @@ absl::Status Daemon::LockRank() {
   return absl::OkStatus();
 }
 
-void Daemon::StartKeeping() {
-  if (config_.keeper.empty() || config_.keeper == kNoKeeper) return;
-  auto store = KeeperClient::Start(config_.keeper, fmt::format("rank-{}", config_.rank), kKeeperPatience);
+absl::Status Daemon::StartKeeping() {
+  if (config_.keeper.empty() || config_.keeper == kNoKeeper) return absl::OkStatus();
+  std::unique_ptr<DescriptorStore> store;
+  if (config_.keeper == kSystemdKeeper) {
+    CKPTD_ASSIGN_OR_RETURN(store, SystemdStore::Take(ReadEnvironment));
+  } else {
+    store = KeeperClient::Start(config_.keeper, fmt::format("rank-{}", config_.rank), kKeeperPatience);
+  }
   keeping_ = std::make_unique<Keeping>(std::move(store), *memory_.backend, config_.rank,
                                        config_.world_size,
                                        std::max(1U, std::thread::hardware_concurrency()));
+  return absl::OkStatus();
 }
 
 absl::Status Daemon::StartClientServers() {
@@ -164,7 +171,7 @@ absl::Status Daemon::StartClientServers() {
   auto peer_socket = PeerSocket::Start({paths_.memory}, memory_.segment_fd);
   if (!peer_socket.ok()) return ExplainSocketInUse(peer_socket.status(), config_.job);
   peer_socket_ = *std::move(peer_socket);
-  StartKeeping();
+  CKPTD_RETURN_IF_ERROR(StartKeeping());
   node_ = std::make_unique<Node>(*memory_.backend, *peer_memory_, NodeOptions());
   if (config_.rank == 0) SetSecret(node_->group_secret());
   group_service_->SetNode(*node_);

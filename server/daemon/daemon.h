@@ -50,7 +50,7 @@ class Daemon {
   // Once this succeeds, this daemon owns the rank's sockets.
   absl::Status LockRank();
   absl::Status StartClientServers();
-  void StartKeeping();
+  absl::Status StartKeeping();
   Node::Options NodeOptions();
   // Writes `state` to --ready-fd.
   void WriteReadyFd(char state) const;

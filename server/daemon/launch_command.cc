@@ -364,6 +364,10 @@ absl::Status CheckOptions(const Config& config, const LaunchOptions& options) {
   if (!std::isfinite(options.start_timeout)) {
     return invalid("launching: --start-timeout is not a number of seconds; give it one");
   }
+  if (config.keeper == kSystemdKeeper) {
+    return invalid("launching with --keeper systemd: systemd keeps what the one process of a unit "
+                   "has; use a unit for each `ckptd run`, or leave it out");
+  }
   if (options.node_rank >= options.nnodes) {
     return invalid(fmt::format("launching on node {}: a job of {} node{} has no node of that "
                                "number, which counts from 0; give --node-rank and --nnodes "

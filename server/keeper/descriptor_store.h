@@ -1,5 +1,6 @@
 // Seam: a place outside of this process that holds descriptors by name, and gives them to the next
-// process. Backend: server/keeper/keeper_client (`ckptd keep`).
+// process.
+// Backends: server/keeper/keeper_client (`ckptd keep`), server/keeper/systemd_store.
 #ifndef CKPTD_SERVER_KEEPER_DESCRIPTOR_STORE_H_
 #define CKPTD_SERVER_KEEPER_DESCRIPTOR_STORE_H_
 
@@ -31,6 +32,9 @@ class DescriptorStore {
   virtual std::string endpoint() const = 0;
   virtual bool connected() const = 0;
 };
+
+// Errors: the system has no descriptors left.
+absl::StatusOr<StoredEntries> Duplicates(const StoredEntries& entries);
 
 }  // namespace ckptd
 

@@ -115,14 +115,7 @@ bool KeeperClient::connected() const {
 
 absl::StatusOr<StoredEntries> KeeperClient::Entries() {
   MutexLock lock(mutex_);
-  StoredEntries copy;
-  for (const auto& [name, fds] : entries_) {
-    for (const UniqueFd& fd : fds) {
-      CKPTD_ASSIGN_OR_RETURN(UniqueFd own, DuplicateFd(fd.get(), "duplicating a kept descriptor"));
-      copy[name].push_back(std::move(own));
-    }
-  }
-  return copy;
+  return Duplicates(entries_);
 }
 
 void KeeperClient::Put(const std::string& name, std::vector<UniqueFd> fds) {

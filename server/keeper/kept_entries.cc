@@ -68,8 +68,9 @@ absl::Status KeptEntries::Append(Owner& owner, const std::string& name, std::vec
   if (!IsName(name)) return Invalid("an entry has no printable name");
   if (fds.empty()) return Invalid("no descriptor came for " + name);
   if (to_come > kMaxDescriptors) return TooMany(fmt::format("{} descriptors", kMaxDescriptors));
-  if (!owner.name.empty() && (owner.name != name || owner.to_come != to_come + fds.size())) {
-    return Invalid(fmt::format("{} of the descriptors of {} are missing", owner.to_come, owner.name));
+  if (owner.name != name) DropIncomplete(owner);  // the rest of that did not arrive
+  if (!owner.name.empty() && owner.to_come != to_come + fds.size()) {
+    return Invalid(fmt::format("{} of the descriptors of {} are missing", owner.to_come, name));
   }
   if (owner.entries.count(name) == 0 && owner.entries.size() == kMaxEntries) {
     return TooMany(fmt::format("{} entries of one owner", kMaxEntries));

@@ -28,8 +28,8 @@ class KeptEntries {
   void End(const std::string& owner);
 
   // The owner must have begun. Adds descriptors to the entry `name`, of which `to_come` follow. It
-  // takes the place of an earlier one when 0 do. Errors: InvalidArgument, and then an entry that is
-  // not complete is dropped; ResourceExhausted beyond the limits.
+  // takes the place of an earlier one when 0 do. Another entry that is not complete is dropped, and
+  // so is this one after an error. Errors: InvalidArgument; ResourceExhausted beyond the limits.
   absl::Status Put(const std::string& owner, const std::string& name, std::vector<UniqueFd> fds,
                    uint32_t to_come);
   // Also ends one that is not complete. Idempotent.

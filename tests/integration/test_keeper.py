@@ -4,6 +4,7 @@ import contextlib
 import mmap
 import os
 import pathlib
+import re
 import signal
 import socket
 import time
@@ -81,6 +82,7 @@ class Held:
 def held(start, tmp_path):
     """(group of two, what is held in it)."""
     group = start(2, environment=KEPT)
+    group.known_ends = re.compile(r"signal 9 |exit code 0")
     holds = Held(group, tmp_path)
     yield group, holds
     holds.close()
