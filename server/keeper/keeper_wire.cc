@@ -70,7 +70,8 @@ absl::StatusOr<UniqueFd> WriteRecord(const google::protobuf::MessageLite& body) 
 
 absl::Status ReadRecord(int fd, google::protobuf::MessageLite& body) {
   struct stat info = {};
-  if (::fcntl(fd, F_GET_SEALS) != kRecordSeals || ::fstat(fd, &info) != 0 || info.st_size <= 0 ||
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & kRecordSeals) != kRecordSeals || ::fstat(fd, &info) != 0 || info.st_size <= 0 ||
       info.st_size > kMaxRecordBytes) {
     return NoRecord("it is no sealed memfd of up to 1 GiB");
   }

@@ -32,15 +32,14 @@ ino_t InodeOf(const UniqueFd& fd) {
 class Systemd {
  public:
   Systemd() {
-    sockaddr_un address = {};
-    address.sun_family = AF_UNIX;
-    std::memcpy(address.sun_path, path_.c_str(), path_.size());
-    EXPECT_EQ(::bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    address_.sun_family = AF_UNIX;
+    std::memcpy(address_.sun_path, path_.c_str(), path_.size());
+    EXPECT_EQ(::bind(socket_.get(), Address(), sizeof(address_)), 0);
     thread_ = std::thread([this] { Serve(); });
   }
   // Ends once all that was sent has been read.
   void Stop() {
-    ::shutdown(socket_.get(), SHUT_RDWR);
+    EXPECT_EQ(::sendto(socket_.get(), "end", 3, 0, Address(), sizeof(address_)), 3);
     thread_.join();
   }
 
@@ -49,7 +48,8 @@ class Systemd {
     std::string names;
     int next = first;
     for (const auto& [name, fd] : stored_) {
-      EXPECT_EQ(::dup2(fd.get(), next++), next - 1);
+      EXPECT_EQ(::dup2(fd.get(), next), next);
+      ++next;
       names += (names.empty() ? "" : ":") + name;
     }
     const std::map<std::string, std::string> variables = {{"NOTIFY_SOCKET", path_},
@@ -72,13 +72,17 @@ class Systemd {
       const std::string text(reinterpret_cast<const char*>(received->bytes.data()),
                              received->bytes.size());
       const std::string name = text.substr(std::min(text.size(), text.find("FDNAME=") + 7));
+      if (text == "end") return;
       if (absl::StartsWith(text, "FDSTORE=1\n")) stored_.emplace(name, std::move(received->fds.at(0)));
       if (absl::StartsWith(text, "FDSTOREREMOVE=1\n")) stored_.erase(name);
     }
   }
 
+  const sockaddr* Address() const { return reinterpret_cast<const sockaddr*>(&address_); }
+
   TempFolder folder_;
   const std::string path_ = folder_.path() + "/notify";
+  sockaddr_un address_ = {};
   const UniqueFd socket_{::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)};
   std::multimap<std::string, UniqueFd> stored_;
   std::thread thread_;
