@@ -31,6 +31,17 @@ absl::Status Changed(const std::string& what) {
                                what));
 }
 
+// Of the entry: its record, and the memory.
+absl::StatusOr<std::vector<UniqueFd>> DescriptorsOf(const KeptCheckpoint& checkpoint,
+                                                    ShardMemory& memory) {
+  CKPTD_ASSIGN_OR_RETURN(KeptSlab slab, memory.Keep());
+  CKPTD_ASSIGN_OR_RETURN(UniqueFd record, WriteRecord(ToProto(checkpoint, slab)));
+  std::vector<UniqueFd> fds;
+  fds.push_back(std::move(record));
+  std::move(slab.fds.begin(), slab.fds.end(), std::back_inserter(fds));
+  return fds;
+}
+
 }  // namespace
 
 void Keeping::Put(const std::string& name, std::vector<UniqueFd> fds) {
@@ -56,18 +67,13 @@ void Keeping::Keep(const KeptCheckpoint& checkpoint, const std::shared_ptr<Shard
     Log(LogLevel::kInfo, "{}: not kept for a later daemon, because it has no digests", name);
     return;
   }
-  absl::StatusOr<KeptSlab> slab = memory->Keep();
-  absl::StatusOr<UniqueFd> record = slab.status();
-  if (slab.ok()) record = WriteRecord(ToProto(checkpoint, *slab));
-  if (!record.ok()) {
-    Log(LogLevel::kInfo, "{}: not kept for a later daemon: {}", name, MessageOf(record.status()));
+  absl::StatusOr<std::vector<UniqueFd>> fds = DescriptorsOf(checkpoint, *memory);
+  if (!fds.ok()) {
+    Log(LogLevel::kInfo, "{}: not kept for a later daemon: {}", name, MessageOf(fds.status()));
     return;
   }
-  std::vector<UniqueFd> fds;
-  fds.push_back(*std::move(record));
-  std::move(slab->fds.begin(), slab->fds.end(), std::back_inserter(fds));
   memory->SetBeforeReuse([this, name] { Remove(name); });
-  Put(name, std::move(fds));
+  Put(name, *std::move(fds));
 }
 
 void Keeping::KeepLease(const LeaseInfo& lease, int connection) {
