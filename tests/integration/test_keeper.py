@@ -76,6 +76,7 @@ class Held:
 
     def close(self):
         self.stack.close()
+        self.shards.clear()  # a GPU's memory goes with the last object that knows it
 
 
 @pytest.fixture
