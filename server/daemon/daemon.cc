@@ -158,20 +158,21 @@ absl::Status Daemon::StartKeeping() {
   } else {
     store = KeeperClient::Start(config_.keeper, fmt::format("rank-{}", config_.rank), kKeeperPatience);
   }
-  keeping_ = std::make_unique<Keeping>(std::move(store), *memory_.backend, config_.rank,
-                                       config_.world_size,
+  keeping_ = std::make_unique<Keeping>(std::move(store), config_.rank, config_.world_size,
                                        std::max(1U, std::thread::hardware_concurrency()));
   return absl::OkStatus();
 }
 
 absl::Status Daemon::StartClientServers() {
   CKPTD_RETURN_IF_ERROR(LockRank());
-  CKPTD_ASSIGN_OR_RETURN(memory_, MakeMemoryTier(config_));
+  CKPTD_RETURN_IF_ERROR(StartKeeping());
+  CKPTD_ASSIGN_OR_RETURN(
+      memory_, MakeMemoryTier(config_, keeping_ == nullptr ? KeptBytes() : keeping_->FoundBytes()));
+  if (keeping_ != nullptr) keeping_->SetMemory(*memory_.backend);
   peer_memory_ = std::make_unique<HostPeerMemory>(host_, memory_.import);
   auto peer_socket = PeerSocket::Start({paths_.memory}, memory_.segment_fd);
   if (!peer_socket.ok()) return ExplainSocketInUse(peer_socket.status(), config_.job);
   peer_socket_ = *std::move(peer_socket);
-  CKPTD_RETURN_IF_ERROR(StartKeeping());
   node_ = std::make_unique<Node>(*memory_.backend, *peer_memory_, NodeOptions());
   if (config_.rank == 0) SetSecret(node_->group_secret());
   group_service_->SetNode(*node_);

@@ -11,6 +11,7 @@
 #include "common/base/at_once.h"
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
+#include "common/base/slab_mapping.h"
 #include "common/base/status.h"
 #include "server/catalog/catalog.h"
 #include "server/catalog/lease_table.h"
@@ -43,6 +44,34 @@ absl::StatusOr<std::vector<UniqueFd>> DescriptorsOf(const KeptCheckpoint& checkp
 }
 
 }  // namespace
+
+Keeping::Keeping(std::unique_ptr<DescriptorStore> store, uint32_t rank, uint32_t world_size,
+                 unsigned threads)
+    : store_(std::move(store)), rank_(rank), world_size_(world_size), threads_(threads) {
+  absl::StatusOr<StoredEntries> entries = store_->Entries();
+  if (!entries.ok()) {
+    Log(LogLevel::kError, "nothing is taken over: {}", MessageOf(entries.status()));
+    return;
+  }
+  for (auto& [name, fds] : *entries) {
+    Found found{.name = name, .fds = std::move(fds)};
+    found.read = IsLease(name) ? ReadRecord(found.fds.front().get(), found.lease)
+                               : ReadRecord(found.fds.front().get(), found.checkpoint);
+    found_.push_back(std::move(found));
+  }
+}
+
+KeptBytes Keeping::FoundBytes() const {
+  KeptBytes bytes;
+  for (const Found& found : found_) {
+    const v1::KeptSlab& slab = found.checkpoint.slab();
+    uint64_t& place = slab.device_uuid().empty() ? bytes.host : bytes.device;
+    for (const uint64_t segment : slab.segment_bytes()) {
+      place += (segment + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+    }
+  }
+  return bytes;
+}
 
 void Keeping::Put(const std::string& name, std::vector<UniqueFd> fds) {
   {
@@ -123,22 +152,19 @@ void Keeping::Drop(const std::string& name, const absl::Status& why) {
 
 void Keeping::Restore(Catalog& catalog, LeaseTable& leases) {
   const auto begun = std::chrono::steady_clock::now();
-  absl::StatusOr<StoredEntries> found = store_->Entries();
-  if (!found.ok()) {
-    Log(LogLevel::kError, "nothing is taken over: {}", MessageOf(found.status()));
-    return;
-  }
-  if (found->empty()) return;
-  // A checkpoint's name is the beginning of those of its leases, so it comes before them.
-  for (auto& [name, fds] : *found) {
-    const absl::Status restored = IsLease(name) ? RestoreLease(std::move(fds), leases)
-                                                : RestoreCheckpoint(name, std::move(fds), catalog);
+  if (found_.empty()) return;
+  // Sorted, so a checkpoint comes before its leases, whose names begin with its own.
+  for (Found& found : std::exchange(found_, {})) {
+    absl::Status restored = found.read;
+    if (restored.ok()) {
+      restored = IsLease(found.name) ? RestoreLease(found, leases) : RestoreCheckpoint(found, catalog);
+    }
     if (!restored.ok()) {
-      Drop(name, restored);
+      Drop(found.name, restored);
       continue;
     }
     MutexLock lock(mutex_);
-    kept_.insert(name);
+    kept_.insert(found.name);
   }
   const KeeperState now = state();
   Log(LogLevel::kInfo, "took over {} checkpoints and {} leases of an earlier daemon, {:.3f} s",
@@ -146,21 +172,20 @@ void Keeping::Restore(Catalog& catalog, LeaseTable& leases) {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count());
 }
 
-absl::Status Keeping::RestoreCheckpoint(const std::string& name, std::vector<UniqueFd> fds,
-                                        Catalog& catalog) {
-  v1::KeptCheckpoint message;
-  CKPTD_RETURN_IF_ERROR(ReadRecord(fds.front().get(), message));
-  CKPTD_ASSIGN_OR_RETURN(KeptFromRecord kept, FromProto(message, rank_, world_size_));
+absl::Status Keeping::RestoreCheckpoint(Found& found, Catalog& catalog) {
+  const std::string name = found.name;
+  CKPTD_ASSIGN_OR_RETURN(KeptFromRecord kept, FromProto(found.checkpoint, rank_, world_size_));
   if (kept.checkpoint.info.name != name) return Changed("the name and the record");
-  kept.slab.fds.assign(std::make_move_iterator(fds.begin() + 1), std::make_move_iterator(fds.end()));
+  kept.slab.fds.assign(std::make_move_iterator(found.fds.begin() + 1),
+                       std::make_move_iterator(found.fds.end()));
   const HandleKind kind = kept.slab.kind;
   const bool sealed = kept.slab.sealed;
   std::unique_ptr<Slab> slab;
   if (kept.slab.bytes > 0) {
-    CKPTD_ASSIGN_OR_RETURN(slab, memory_.Adopt(std::move(kept.slab)));
+    CKPTD_ASSIGN_OR_RETURN(slab, memory_->Adopt(std::move(kept.slab)));
     CKPTD_RETURN_IF_ERROR(Check(*kept.checkpoint.shard, slab->view()));
   }
-  auto memory = std::make_shared<ShardMemory>(memory_, std::move(slab), kind);
+  auto memory = std::make_shared<ShardMemory>(*memory_, std::move(slab), kind);
   memory->ReleaseStaging();
   if (sealed) CKPTD_RETURN_IF_ERROR(memory->Seal());
   memory->SetBeforeReuse([this, name] { Remove(name); });
@@ -168,17 +193,15 @@ absl::Status Keeping::RestoreCheckpoint(const std::string& name, std::vector<Uni
   return absl::OkStatus();
 }
 
-absl::Status Keeping::RestoreLease(std::vector<UniqueFd> fds, LeaseTable& leases) {
-  if (fds.size() != 2) return Changed("the descriptors");
-  v1::KeptLease message;
-  CKPTD_RETURN_IF_ERROR(ReadRecord(fds[0].get(), message));
-  CKPTD_ASSIGN_OR_RETURN(LeaseInfo lease, FromProto(message));
-  CKPTD_ASSIGN_OR_RETURN(const PeerCredentials who, CredentialsOf(fds[1].get()));
+absl::Status Keeping::RestoreLease(Found& found, LeaseTable& leases) {
+  if (found.fds.size() != 2) return Changed("the descriptors");
+  CKPTD_ASSIGN_OR_RETURN(LeaseInfo lease, FromProto(found.lease));
+  if (lease.name != found.name) return Changed("the name and the record");
+  CKPTD_ASSIGN_OR_RETURN(const PeerCredentials who, CredentialsOf(found.fds[1].get()));
   lease.pid = who.pid;
   lease.uid = who.uid;
-  const std::string name = lease.name;
   CKPTD_RETURN_IF_ERROR(leases.Restore(std::move(lease)));
-  connections_.push_back({std::move(fds[1]), name});
+  connections_.push_back({std::move(found.fds[1]), found.name});
   return absl::OkStatus();
 }
 

@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "ckptd/v1/keeper.pb.h"
 #include "common/base/mutex.h"
 #include "server/catalog/shard_keeper.h"
+#include "server/daemon/memory_tier.h"
 #include "server/keeper/descriptor_store.h"
 #include "server/memory/memory.h"
 #include "server/rpc/fd_server.h"
@@ -22,11 +24,14 @@ namespace ckptd {
 // Thread-safe. The daemon owns it; it outlives the catalog and its memory.
 class Keeping final : public ShardKeeper {
  public:
-  // `memory` outlives it. `threads` check restored bytes.
-  Keeping(std::unique_ptr<DescriptorStore> store, MemoryBackend& memory, uint32_t rank,
-          uint32_t world_size, unsigned threads)
-      : store_(std::move(store)), memory_(memory), rank_(rank), world_size_(world_size),
-        threads_(threads) {}
+  // Looks at what is there. `threads` check restored bytes.
+  Keeping(std::unique_ptr<DescriptorStore> store, uint32_t rank, uint32_t world_size,
+          unsigned threads);
+
+  // The memory that Restore would need.
+  KeptBytes FoundBytes() const;
+  // For Restore. `memory` outlives this.
+  void SetMemory(MemoryBackend& memory) { memory_ = &memory; }
 
   void Keep(const KeptCheckpoint& checkpoint, const std::shared_ptr<ShardMemory>& memory) override;
   void KeepLease(const LeaseInfo& lease, int connection) override;
@@ -47,9 +52,16 @@ class Keeping final : public ShardKeeper {
     bool leases = false;
     bool all = false;
   };
-  absl::Status RestoreCheckpoint(const std::string& name, std::vector<UniqueFd> fds,
-                                 Catalog& catalog);
-  absl::Status RestoreLease(std::vector<UniqueFd> fds, LeaseTable& leases);
+  // An entry that was there at the start.
+  struct Found {
+    std::string name;
+    std::vector<UniqueFd> fds;
+    absl::Status read = {};  // whether its record could be read
+    v1::KeptCheckpoint checkpoint = {};
+    v1::KeptLease lease = {};
+  };
+  absl::Status RestoreCheckpoint(Found& found, Catalog& catalog);
+  absl::Status RestoreLease(Found& found, LeaseTable& leases);
   // Each tensor must have its digest, and padding must be zero.
   absl::Status Check(const Shard& shard, const SlabView& view) const;
   void Drop(const std::string& name, const absl::Status& why);
@@ -57,10 +69,11 @@ class Keeping final : public ShardKeeper {
   void Remove(const std::string& name);
 
   const std::unique_ptr<DescriptorStore> store_;
-  MemoryBackend& memory_;
+  MemoryBackend* memory_ = nullptr;
   const uint32_t rank_;
   const uint32_t world_size_;
   const unsigned threads_;
+  std::vector<Found> found_;  // until Restore
   std::vector<FdServer::Adopted> connections_;
   mutable Mutex mutex_;
   std::set<std::string> kept_ ABSL_GUARDED_BY(mutex_);

@@ -72,11 +72,23 @@ struct Slot {
   bool given_up = false;  // reported once, while a command runs
 };
 
+// What daemons are told. If it names no keeper, this launch starts one, of this node.
+Config WithKeeper(Config config, const LaunchOptions& options) {
+  const SocketPaths paths = PathsOf(config);
+  if (config.keeper.empty()) {
+    config.keeper = options.nnodes == 1 ? paths.keeper
+                                        : fmt::format("{}/node-{}.keeper.sock", paths.directory,
+                                                      options.node_rank);
+  }
+  return config;
+}
+
 class Launcher {
  public:
-  // `keeper`: the socket of the one to start; empty: none.
-  Launcher(Config config, const LaunchOptions& options, std::string keeper)
-      : config_(std::move(config)), options_(options), keeper_(std::move(keeper), kOwnProgram, OwnName()) {
+  Launcher(const Config& config, const LaunchOptions& options)
+      : config_(WithKeeper(config, options)),
+        options_(options),
+        keeper_(config.keeper.empty() ? config_.keeper : "", kOwnProgram, OwnName()) {
     // A new key is enough, because restarted daemons get it from this process as well.
     if (!HasPeerAuthSetting(config_, ReadEnvironment)) {
       group_key_[kGroupKeyVariable] = NewGroupKey();
@@ -427,14 +439,7 @@ int LaunchCommand(const Config& given, const LaunchOptions& options) {
     PrintError(lock.status());
     return kExitUsage;
   }
-  std::string keeper;
-  if (config.keeper.empty()) {
-    const std::string folder = PathsOf(config).directory;
-    keeper = options.nnodes == 1 ? PathsOf(config).keeper
-                                 : fmt::format("{}/node-{}.keeper.sock", folder, options.node_rank);
-    config.keeper = keeper;
-  }
-  return Launcher(std::move(config), options, std::move(keeper)).Run();
+  return Launcher(config, options).Run();
 }
 
 }  // namespace ckptd

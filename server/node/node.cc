@@ -54,6 +54,14 @@ absl::StatusOr<T> Await(std::future<absl::StatusOr<T>> future, Deadline deadline
                                doing));
 }
 
+// Before this rank joins the group, which is told then of what was restored.
+void UseKeeper(ShardKeeper* keeper, Catalog& catalog, LeaseTable& leases) {
+  if (keeper == nullptr) return;
+  catalog.SetKeeper(keeper);
+  leases.SetKeeper(keeper);
+  keeper->Restore(catalog, leases);
+}
+
 }  // namespace
 
 Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
@@ -75,11 +83,7 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
   Eviction& eviction = catalog_.eviction();
   eviction.SetLater([this](std::function<void()> free) { load_worker_.Post(std::move(free)); });
   eviction.SetHolders([this](const std::string& name) { return leases_.HoldersOf(name); });
-  if (options_.keeper != nullptr) {
-    catalog_.SetKeeper(options_.keeper);
-    leases_.SetKeeper(options_.keeper);
-    options_.keeper->Restore(catalog_, leases_);  // the group is told of it when this rank joins
-  }
+  UseKeeper(options_.keeper, catalog_, leases_);
   if (options_.identity.rank == 0) {
     membership_ = std::make_unique<Membership>(
         Membership::Options{options_.identity, std::make_shared<LocalLink>(rank_side_),

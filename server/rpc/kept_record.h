@@ -10,7 +10,6 @@
 #include "ckptd/v1/keeper.pb.h"
 #include "server/catalog/lease_table.h"
 #include "server/catalog/shard_keeper.h"
-#include "server/memory/memory.h"
 
 namespace ckptd {
 

@@ -53,8 +53,9 @@ class MapStore final : public DescriptorStore {
 // The parts of a daemon that are about keeping.
 struct Process {
   explicit Process(StoredEntries& entries, uint32_t world_size = 1)
-      : keeping(std::make_unique<MapStore>(entries), *memory, 0, world_size, 2),
+      : keeping(std::make_unique<MapStore>(entries), 0, world_size, 2),
         catalog(*memory, 0, world_size) {
+    keeping.SetMemory(*memory);
     catalog.SetKeeper(&keeping);
     leases.SetKeeper(&keeping);
     keeping.Restore(catalog, leases);
