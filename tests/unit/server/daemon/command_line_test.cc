@@ -93,8 +93,8 @@ TEST(CommandLine, RefusesAnEmptyRunDirectory) {
 }
 
 TEST(CommandLine, SaysWhichCommandsThereAre) {
-  EXPECT_THAT(Parse({}), Says("run, launch, config and info"));
-  EXPECT_THAT(Parse({"walk"}), Says("run, launch, config and info"));
+  EXPECT_THAT(Parse({}), Says("run, launch, keep, config and info"));
+  EXPECT_THAT(Parse({"walk"}), Says("run, launch, keep, config and info"));
 }
 
 TEST(CommandLine, PrintsHelpAndVersion) {
