@@ -4,8 +4,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
-
 #include <fmt/format.h>
 
 #include "common/base/logging.h"
@@ -119,7 +117,7 @@ absl::Status Keeper::Hello(Connection& connection, const v1::KeeperHello& hello)
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                      "keeping descriptors: a second hello on one connection");
   }
-  Drain(hello.owner());
+  // An owner's earlier connection counts until all that came over it was read.
   CKPTD_RETURN_IF_ERROR(entries_.Begin(hello.owner(), hello.forget()));
   connection.owner = hello.owner();
   return SendEntries(connection);
@@ -137,18 +135,6 @@ absl::Status Keeper::SendEntries(const Connection& connection) const {
                                     [] { return absl::OkStatus(); }));
   }
   return absl::OkStatus();
-}
-
-void Keeper::Drain(const std::string& owner) {
-  const auto at = std::find_if(connections_.begin(), connections_.end(), [&](const auto& one) {
-    return one->socket.valid() && one->owner == owner;
-  });
-  if (at == connections_.end()) return;
-  pollfd ended = {(*at)->socket.get(), 0, 0};
-  if (::poll(&ended, 1, 0) != 1 || (ended.revents & POLLHUP) == 0) return;
-  while (Serve(**at)) {
-  }
-  Close(**at);
 }
 
 void Keeper::Close(Connection& connection) {

@@ -39,8 +39,6 @@ class Keeper {
   absl::Status Handle(Connection& connection, Packet<v1::KeeperRequest> packet);
   absl::Status Hello(Connection& connection, const v1::KeeperHello& hello);
   absl::Status SendEntries(const Connection& connection) const;
-  // Hears what `owner`'s earlier connection said last, if its process has ended.
-  void Drain(const std::string& owner);
   void Close(Connection& connection);
 
   const UnixListener listener_;
