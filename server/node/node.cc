@@ -74,8 +74,7 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
       host_tier_(options_.host_tier, options_.reading.threads),
       rank_side_(catalog_, backend,
                  {options_.identity.rank, options_.memory_endpoint,
-                  host_tier_.enabled() ? &host_tier_ : nullptr, &comms_,
-                  &leases_}),
+                  host_tier_.enabled() ? &host_tier_ : nullptr, &comms_, &leases_}),
       participants_([this] { TellGroupNow(); }),
       lookups_([](const CheckpointIndex& index) {
         return index.files.empty() ? Recognise(index.source) : CheckUnchanged(index);
