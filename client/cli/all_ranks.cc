@@ -6,13 +6,11 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
-#include <optional>
 #include <set>
 #include <string>
-#include <string_view>
-#include <system_error>
 #include <vector>
 
+#include "client/cli/local_ranks.h"
 #include "common/base/status.h"
 
 namespace ckptd::cli {
@@ -40,26 +38,14 @@ absl::StatusOr<v1::GetDaemonInfoResponse> InfoOfAny(const Context& context, cons
   return first;
 }
 
-// The rank of "rank-3.sock" and "rank-3.admin.sock".
-std::optional<uint32_t> RankOfSocket(const std::string& name) {
-  constexpr std::string_view kStart = "rank-";
-  if (name.rfind(kStart, 0) != 0) return std::nullopt;
-  uint32_t rank = 0;
-  const char* const end = name.data() + name.size();
-  const auto parsed = std::from_chars(name.data() + kStart.size(), end, rank);
-  const std::string_view rest(parsed.ptr, static_cast<size_t>(end - parsed.ptr));
-  if (parsed.ec != std::errc() || (rest != ".sock" && rest != ".admin.sock")) return std::nullopt;
-  return rank;
-}
-
-std::set<uint32_t> SocketsIn(const std::filesystem::path& folder) {
-  std::set<uint32_t> ranks;
-  std::error_code error;
-  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end;
-       at.increment(error)) {
-    if (const auto rank = RankOfSocket(at->path().filename().string())) ranks.insert(*rank);
-  }
-  return ranks;
+// How many daemons the group has on this host, as they were told. 1 if it is not known.
+uint32_t LocalSize(const v1::GetDaemonInfoResponse& info) {
+  uint32_t size = 1;
+  const auto told = info.config().find("local-size");
+  if (told == info.config().end()) return size;
+  const std::string& text = told->second;
+  std::from_chars(text.data(), text.data() + text.size(), size);
+  return std::max(size, 1u);
 }
 
 std::string HostOf(const v1::GetDaemonInfoResponse& info, uint32_t rank) {
@@ -69,40 +55,38 @@ std::string HostOf(const v1::GetDaemonInfoResponse& info, uint32_t rank) {
   return "";
 }
 
-// Whether a rank without a socket here may be on another host. Only rank 0 knows all hosts.
-bool IsOnOtherHost(const v1::GetDaemonInfoResponse& info, uint32_t rank) {
-  if (info.rank() != 0) return true;
-  const std::string own = HostOf(info, 0);
-  const std::string host = HostOf(info, rank);
-  if (!host.empty()) return host != own;
-  const auto& members = info.members();
-  return std::any_of(members.begin(), members.end(), [&own](const v1::MemberInfo& one) {
-    return !one.host().empty() && one.host() != own;
-  });
+// The ranks of this host: those with a socket, and those that lack theirs. Rank 0 knows the hosts of
+// all that have joined. A launcher numbers the daemons of a host in a row.
+std::set<uint32_t> RanksOfHost(const v1::GetDaemonInfoResponse& info, std::set<uint32_t> here) {
+  const auto own_rank = static_cast<uint32_t>(std::max(info.rank(), 0));
+  const std::string own_host = HostOf(info, own_rank);
+  const uint32_t size = LocalSize(info);
+  for (uint32_t rank = 0; rank < static_cast<uint32_t>(std::max(info.world_size(), 1)); ++rank) {
+    const std::string host = HostOf(info, rank);
+    const bool beside = host.empty() && rank / size == own_rank / size && here.size() < size;
+    if (beside || (!host.empty() && host == own_host)) here.insert(rank);
+  }
+  return here;
 }
 
-// All ranks of the group. Without an address, only those with sockets in the job's folder.
-absl::StatusOr<std::vector<uint32_t>> ChosenRanks(const Context& context) {
+// All ranks of the group. Without an address, only those of this host.
+absl::StatusOr<std::set<uint32_t>> ChosenRanks(const Context& context) {
   CKPTD_ASSIGN_OR_RETURN(const Address first, ForRank(context, 0).ResolvedAddress());
   std::set<uint32_t> here;
-  const std::filesystem::path folder = std::filesystem::path(first.path).parent_path();
-  if (first.chosen_by == "the default") here = SocketsIn(folder);
+  const bool by_default = first.chosen_by == "the default";
+  if (by_default) here = RanksIn(std::filesystem::path(first.path).parent_path());
   const bool some = !here.empty();
   if (!some) here.insert(0);  // it reports what is wrong with its address
   CKPTD_ASSIGN_OR_RETURN(const v1::GetDaemonInfoResponse info, InfoOfAny(context, here));
-  std::vector<uint32_t> meant;
-  size_t elsewhere = 0;
-  for (uint32_t rank = 0; rank < static_cast<uint32_t>(std::max(info.world_size(), 1)); ++rank) {
-    if (some && here.count(rank) == 0 && IsOnOtherHost(info, rank)) {
-      ++elsewhere;
-    } else {
-      meant.push_back(rank);
-    }
+  const auto world = static_cast<uint32_t>(std::max(info.world_size(), 1));
+  if (!some) {
+    for (uint32_t rank = 0; rank < world; ++rank) here.insert(rank);
+    return here;
   }
-  if (elsewhere > 0) {
-    context.Note(fmt::format("{} of {} ranks have their sockets on other hosts: run "
-                             "this there, too",
-                             elsewhere, info.world_size()));
+  const std::set<uint32_t> meant = RanksOfHost(info, here);
+  if (meant.size() < world) {
+    context.Note(fmt::format("{} of {} ranks have no socket on this host: run this on theirs, too",
+                             world - meant.size(), world));
   }
   return meant;
 }
@@ -132,7 +116,7 @@ absl::Status ForEachRank(const Context& context, bool all,
     return act(one);
   }
   CKPTD_RETURN_IF_ERROR(CheckAddress(context));
-  CKPTD_ASSIGN_OR_RETURN(const std::vector<uint32_t> ranks, ChosenRanks(context));
+  CKPTD_ASSIGN_OR_RETURN(const std::set<uint32_t> ranks, ChosenRanks(context));
   absl::Status first;
   std::vector<std::string> failed;
   for (const uint32_t rank : ranks) {

@@ -62,6 +62,7 @@ void AddVerbs(CLI::App& app, Context& context) {
   AddPlan(app, context);
   AddLoad(app, context);
   AddWatch(app, context);
+  AddWait(app, context);
   AddList(app, context);
   AddGet(app, context);
   AddVerify(app, context);

@@ -4,9 +4,13 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
+#include <optional>
+#include <set>
 #include <utility>
 
 #include "client/cli/json.h"
+#include "client/cli/local_ranks.h"
 #include "common/base/escape.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -21,6 +25,16 @@ constexpr Timeout kCallTimeout{30'000};
 // How long rank 0 may take to say how many ranks there are, after another rank's daemon could not
 // be reached.
 constexpr Timeout kFirstTimeout{2'000};
+
+// The rank that is meant if nothing names one and rank 0 has no socket on this host.
+std::optional<uint32_t> LowestRankHere(const AddressQuery& query) {
+  const Environment environment = ProcessEnvironment();
+  if (query.rank.has_value() || environment("RANK") || environment("SLURM_PROCID")) return {};
+  const absl::StatusOr<Address> address = ResolveAddress(query, environment);
+  if (!address.ok() || address->chosen_by != "the default") return {};
+  const std::set<uint32_t> here = RanksIn(std::filesystem::path(address->path).parent_path());
+  return here.empty() || *here.begin() == 0 ? std::nullopt : std::optional(*here.begin());
+}
 
 // An invalid address came from options or variables, so it is a usage error.
 absl::Status AsUsageError(const absl::Status& status) {
@@ -38,6 +52,12 @@ ConnectOptions Context::ToConnectOptions() const {
   options.address.argument = globals.address;
   options.address.rank = globals.rank;
   options.address.job = globals.job;
+  if (const auto lowest = LowestRankHere(options.address)) {
+    if (!std::exchange(*chosen_noted_, true)) {
+      Note(fmt::format("rank 0 is on another host; this is about rank {}", *lowest));
+    }
+    options.address.rank = lowest;
+  }
   options.call_timeout = TimeoutOr(kCallTimeout);
   options.connect_timeout = std::min(options.connect_timeout, options.call_timeout);
   return options;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -31,7 +32,8 @@ struct Context {
   bool json() const { return globals.output == "json"; }
   // The --timeout given, or `fallback`.
   Timeout TimeoutOr(Timeout fallback) const;
-  // If the daemon cannot be reached: a usage error if its group has no such --rank.
+  // If nothing names a daemon, it is rank 0's, or that of the lowest rank on this host. If it cannot
+  // be reached: a usage error if its group has no such --rank.
   absl::StatusOr<Client> Connect() const;
   absl::StatusOr<AdminClient> ConnectAdmin() const;
   // Address of the chosen daemon.
@@ -48,6 +50,8 @@ struct Context {
 
  private:
   ConnectOptions ToConnectOptions() const;
+  // Whether it was said which rank is meant. One for all copies of this context.
+  std::shared_ptr<bool> chosen_noted_ = std::make_shared<bool>(false);
   // The error to print if connecting has failed with `status`.
   absl::Status NotConnected(const absl::Status& status) const;
 };

@@ -11,6 +11,7 @@ namespace ckptd::cli {
 namespace {
 
 constexpr std::chrono::seconds kBetweenLines{5};
+constexpr std::chrono::seconds kBetweenReminders{30};
 constexpr size_t kBarColumns = 24;
 constexpr int kMaxRanksShown = 8;
 
@@ -78,17 +79,34 @@ std::string ProgressBar(const v1::Progress& progress, size_t width) {
 void ProgressView::Update(const v1::Progress& progress) {
   if (quiet_) return;
   if (io_.err_terminal) {
-    // The last column stays free, because some terminals wrap when it is written.
-    io_.err << '\r' << ProgressBar(progress, io_.width > 1 ? io_.width - 1 : 1) << "\x1b[K"
-            << std::flush;
-    drawn_ = true;
-    return;
+    Draw(ProgressBar(progress, DrawnColumns()));
+  } else if (IsDue(StageName(progress.stage()), kBetweenLines)) {
+    io_.err << ProgressLine(progress) << std::endl;
   }
+}
+
+void ProgressView::Update(const std::string& what) {
+  if (quiet_) return;
+  if (io_.err_terminal) {
+    Draw(Shorten(Escape(what), DrawnColumns()));
+  } else if (IsDue(what, kBetweenReminders)) {
+    io_.err << Escape(what) << std::endl;
+  }
+}
+
+size_t ProgressView::DrawnColumns() const { return io_.width > 1 ? io_.width - 1 : 1; }
+
+void ProgressView::Draw(const std::string& line) {
+  io_.err << '\r' << line << "\x1b[K" << std::flush;
+  drawn_ = true;
+}
+
+bool ProgressView::IsDue(const std::string& what, std::chrono::seconds between) {
   const TimePoint now = io_.now();
-  if (last_stage_ == progress.stage() && now - last_line_ < kBetweenLines) return;
-  last_stage_ = progress.stage();
+  if (last_what_ == what && now - last_line_ < between) return false;
+  last_what_ = what;
   last_line_ = now;
-  io_.err << ProgressLine(progress) << std::endl;
+  return true;
 }
 
 void ProgressView::Clear() {

@@ -3,6 +3,7 @@
 #ifndef CKPTD_CLIENT_CLI_PROGRESS_H_
 #define CKPTD_CLIENT_CLI_PROGRESS_H_
 
+#include <chrono>
 #include <optional>
 #include <string>
 
@@ -17,7 +18,7 @@ std::string ProgressLine(const v1::Progress& progress);
 // The same with a bar, at most `width` columns.
 std::string ProgressBar(const v1::Progress& progress, size_t width);
 
-// One load. Not thread-safe.
+// One load, or something else that is waited for. Not thread-safe.
 class ProgressView {
  public:
   ProgressView(Io& io, bool quiet) : io_(io), quiet_(quiet) {}
@@ -27,14 +28,22 @@ class ProgressView {
   ProgressView& operator=(const ProgressView&) = delete;
 
   void Update(const v1::Progress& progress);
+  // Something without a percentage: "waiting for rank 3".
+  void Update(const std::string& what);
   // Removes the bar.
   void Clear();
 
  private:
+  // The last column stays free, because some terminals wrap when it is written.
+  size_t DrawnColumns() const;
+  void Draw(const std::string& line);
+  // Whether a line is due on a stream that keeps them: at each change of `what`, and now and then.
+  bool IsDue(const std::string& what, std::chrono::seconds between);
+
   Io& io_;
   const bool quiet_;
   bool drawn_ = false;
-  std::optional<v1::Stage> last_stage_;
+  std::optional<std::string> last_what_;
   TimePoint last_line_;
 };
 

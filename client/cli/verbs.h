@@ -15,6 +15,7 @@ void AddInspect(CLI::App& app, Context& context);
 void AddPlan(CLI::App& app, Context& context);
 void AddLoad(CLI::App& app, Context& context);
 void AddWatch(CLI::App& app, Context& context);
+void AddWait(CLI::App& app, Context& context);
 void AddList(CLI::App& app, Context& context);
 void AddGet(CLI::App& app, Context& context);
 void AddVerify(CLI::App& app, Context& context);

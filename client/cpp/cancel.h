@@ -2,6 +2,7 @@
 #ifndef CKPTD_CLIENT_CPP_CANCEL_H_
 #define CKPTD_CLIENT_CPP_CANCEL_H_
 
+#include <chrono>
 #include <functional>
 #include <utility>
 
@@ -52,6 +53,32 @@ class CancelToken {
   Mutex mutex_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   std::function<void()> listener_ ABSL_GUARDED_BY(mutex_);
+};
+
+// The pauses of one call. A cancellation ends them. `cancel` may be null.
+class Pauses {
+ public:
+  explicit Pauses(CancelToken* cancel) : listening_(cancel, [this] { Cancel(); }) {}
+  // False if it was cancelled.
+  bool Wait(std::chrono::milliseconds longest) {
+    MutexLock lock(mutex_);
+    return !changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + longest,
+                               [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+                                 return cancelled_;
+                               });
+  }
+
+ private:
+  void Cancel() {
+    MutexLock lock(mutex_);
+    cancelled_ = true;
+    changed_.NotifyAll();
+  }
+
+  Mutex mutex_;
+  CondVar changed_;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  const CancelToken::Listening listening_;  // last, because its constructor may call the listener
 };
 
 }  // namespace client

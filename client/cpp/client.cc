@@ -84,32 +84,6 @@ absl::Status WatchTimeout(const v1::Checkpoint& last, const std::string& name, T
                    {{"checkpoint", name}, {"stage", NameOf(progress.stage())}});
 }
 
-// The pauses of one call. A cancellation ends them.
-class Pauses {
- public:
-  explicit Pauses(CancelToken* cancel) : listening_(cancel, [this] { Cancel(); }) {}
-  // False if it was cancelled.
-  bool Wait(Timeout longest) {
-    MutexLock lock(mutex_);
-    return !changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + longest,
-                               [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-                                 return cancelled_;
-                               });
-  }
-
- private:
-  void Cancel() {
-    MutexLock lock(mutex_);
-    cancelled_ = true;
-    changed_.NotifyAll();
-  }
-
-  Mutex mutex_;
-  CondVar changed_;
-  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
-  const CancelToken::Listening listening_;  // last, because its constructor may call the listener
-};
-
 }  // namespace
 
 struct Client::Impl {

@@ -115,7 +115,8 @@ absl::Status RemoveStaleSocket(const std::string& path) {
   if (const int error = ConnectOnce(probe.get(), address); error != ECONNREFUSED) {
     if (error == ENOENT) return absl::OkStatus();
     const auto who = CredentialsOf(probe.get());
-    const std::string process = who.ok() ? fmt::format(" (process {})", who->pid) : "";
+    const bool known = who.ok() && who->pid != 0;
+    const std::string process = known ? fmt::format(" (process {})", who->pid) : "";
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
                      fmt::format("listening on {}: another process answers there{}; stop it or "
                                  "choose another path",
@@ -266,16 +267,16 @@ std::optional<FileAt> FileAt::Of(const std::string& path) {
 }
 
 absl::StatusOr<UnixListener> UnixListener::Open(const std::string& path, mode_t mode,
-                                                int type) {
+                                                std::optional<gid_t> group, int type) {
   CKPTD_RETURN_IF_ERROR(AddressOf(path).status());
   // The lock keeps others from creating a live socket between the check and the removal of a
   // stale one.
   CKPTD_ASSIGN_OR_RETURN(const FileLock lock, FileLock::Take(path + ".lock"));
-  return OpenLocked(path, mode, type);
+  return OpenLocked(path, mode, group, type);
 }
 
 absl::StatusOr<UnixListener> UnixListener::OpenLocked(const std::string& path, mode_t mode,
-                                                      int type) {
+                                                      std::optional<gid_t> group, int type) {
   CKPTD_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
   CKPTD_RETURN_IF_ERROR(RemoveStaleSocket(path));
   CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, NewSocket(type));
@@ -285,7 +286,9 @@ absl::StatusOr<UnixListener> UnixListener::OpenLocked(const std::string& path, m
   if (::fchmod(fd.get(), mode) != 0) return SocketError(errno, doing);
   const auto* generic = reinterpret_cast<const sockaddr*>(&address);
   if (::bind(fd.get(), generic, sizeof(address)) != 0) return SocketError(errno, doing);
-  if (::chmod(path.c_str(), mode) != 0 || ::listen(fd.get(), kBacklog) != 0) {
+  constexpr auto kSameUser = static_cast<uid_t>(-1);
+  const bool given = !group.has_value() || ::lchown(path.c_str(), kSameUser, *group) == 0;
+  if (!given || ::chmod(path.c_str(), mode) != 0 || ::listen(fd.get(), kBacklog) != 0) {
     const int error = errno;
     ::unlink(path.c_str());
     return SocketError(error, doing);
@@ -317,6 +320,22 @@ absl::StatusOr<PeerCredentials> CredentialsOf(int socket) {
     return SocketError(errno, "asking who is on the other side of a Unix socket");
   }
   return PeerCredentials{.pid = raw.pid, .uid = raw.uid, .gid = raw.gid};
+}
+
+absl::StatusOr<Caller> CallerOf(int socket) {
+  CKPTD_ASSIGN_OR_RETURN(const PeerCredentials peer, CredentialsOf(socket));
+  Caller caller{peer.uid, peer.gid, std::vector<gid_t>(32)};
+  for (;;) {
+    auto bytes = static_cast<socklen_t>(caller.groups.size() * sizeof(gid_t));
+    const int got = ::getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, caller.groups.data(), &bytes);
+    const int error = errno;
+    caller.groups.resize(bytes / sizeof(gid_t));
+    if (got == 0) break;
+    // With too little room the kernel says how much there must be.
+    if (error != ERANGE) return SocketError(error, "asking for the groups of a Unix socket's peer");
+  }
+  std::sort(caller.groups.begin(), caller.groups.end());
+  return caller;
 }
 
 size_t MaxUnprovenConnections(size_t most) {

@@ -23,6 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/caller.h"
 #include "common/base/posix.h"
 
 namespace ckptd {
@@ -73,13 +74,16 @@ struct FileAt {
 // somebody else has created there meanwhile (if the folder was removed and made again).
 class UnixListener {
  public:
-  // Listens at `path`. The file has the permission bits `mode` from the beginning. A stale socket
-  // file is replaced; a live one, or a file that is no socket, is FailedPrecondition.
-  // Non-blocking, close-on-exec. `path`.lock is held meanwhile. Errors: also those of FileLock.
+  // Listens at `path`. The file has the permission bits `mode` from the beginning, and then
+  // belongs to `group`, where one is given. A stale socket file is replaced; a live one, or a file
+  // that is no socket, is FailedPrecondition. Non-blocking, close-on-exec. `path`.lock is held
+  // meanwhile. Errors: also those of FileLock.
   static absl::StatusOr<UnixListener> Open(const std::string& path, mode_t mode,
+                                           std::optional<gid_t> group = std::nullopt,
                                            int type = SOCK_STREAM);
   // The same, if the caller holds `path`.lock.
   static absl::StatusOr<UnixListener> OpenLocked(const std::string& path, mode_t mode,
+                                                 std::optional<gid_t> group = std::nullopt,
                                                  int type = SOCK_STREAM);
   UnixListener() = default;
   UnixListener(UnixListener&&) noexcept = default;
@@ -101,11 +105,13 @@ class UnixListener {
 
 // The process on the other side, as the kernel recorded it when it connected.
 struct PeerCredentials {
-  pid_t pid = 0;
+  pid_t pid = 0;  // 0: it is in another PID namespace
   uid_t uid = 0;
   gid_t gid = 0;
 };
 absl::StatusOr<PeerCredentials> CredentialsOf(int socket);
+// The same process's user and groups. Needs Linux 4.13.
+absl::StatusOr<Caller> CallerOf(int socket);
 
 // Waits until `fd` has one of the poll(2) events `events`, or an error or hang-up, which the next
 // call on it reports. `doing` is the beginning of the message.

@@ -60,6 +60,18 @@ FileLock& FileLock::operator=(FileLock&& other) noexcept {
   return *this;
 }
 
+absl::Status FileLock::Write(const std::string& text) const {
+  const auto size = static_cast<ssize_t>(text.size());
+  if (::ftruncate(file_.get(), 0) == 0 && ::pwrite(file_.get(), text.data(), text.size(), 0) == size) {
+    return absl::OkStatus();
+  }
+  return ErrnoStatus(errno, "writing to " + path_);
+}
+
+void FileLock::Touch() const {
+  if (held()) ::futimens(file_.get(), nullptr);
+}
+
 void FileLock::Release() {
   if (!held()) return;
   if (IsAt(file_, path_)) ::unlink(path_.c_str());

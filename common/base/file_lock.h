@@ -24,6 +24,10 @@ class FileLock {
   ~FileLock() { Release(); }
 
   bool held() const { return file_.valid(); }
+  // Makes `text` the file's contents.
+  absl::Status Write(const std::string& text) const;
+  // Sets the file's time of change to now. A holder that does so at times shows that it is in use.
+  void Touch() const;
   // Removes the file, then releases the lock.
   void Release();
 

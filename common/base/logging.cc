@@ -32,6 +32,13 @@ spdlog::level::level_enum ToSpdlog(LogLevel level) {
 // Never waits for the reader: a blocked log must not block the process.
 class Sink : public spdlog::sinks::base_sink<std::mutex> {
  public:
+  // Takes what stderr is now.
+  void Reopen() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    writer_ = LineWriter(STDERR_FILENO);
+    color_ = ColorFits();
+  }
+
   // A line without time and level.
   void Plain(std::string_view line) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -69,9 +76,12 @@ class Sink : public spdlog::sinks::base_sink<std::mutex> {
     return line;
   }
 
+  static bool ColorFits() {
+    return spdlog::details::os::in_terminal(stderr) && spdlog::details::os::is_color_terminal();
+  }
+
   LineWriter writer_{STDERR_FILENO};
-  const bool color_ = spdlog::details::os::in_terminal(stderr) &&
-                      spdlog::details::os::is_color_terminal();
+  bool color_ = ColorFits();
   uint64_t dropped_ = 0;  // not reported yet
 };
 
@@ -94,6 +104,8 @@ void InitLogging(std::string_view who, LogLevel level) {
   Logger().set_level(spdlog::level::trace);
   SetLogLevel(level);
 }
+
+void ReopenLog() { StderrSink()->Reopen(); }
 
 LogLevel SetLogLevel(LogLevel level) { return g_level.exchange(level); }
 

@@ -17,6 +17,9 @@ enum class LogLevel : int { kTrace, kDebug, kInfo, kWarn, kError, kOff };
 // Sets the fields that begin each line ("rank 2"). Call once, before logging.
 void InitLogging(std::string_view who, LogLevel level);
 
+// Lines go to what stderr is now, after this process has replaced it.
+void ReopenLog();
+
 // Thread-safe. SetLogLevel returns the level there was.
 LogLevel SetLogLevel(LogLevel level);
 LogLevel GetLogLevel();

@@ -9,6 +9,8 @@ namespace ckptd::reason {
 inline constexpr char kSourceNotFound[] = "SOURCE_NOT_FOUND";      // NotFound
 inline constexpr char kSourceInvalid[] = "SOURCE_INVALID";         // DataLoss / InvalidArgument
 inline constexpr char kSourceUnreadable[] = "SOURCE_UNREADABLE";   // PermissionDenied / Unavailable
+inline constexpr char kSourceForbidden[] = "SOURCE_FORBIDDEN";     // PermissionDenied
+inline constexpr char kSourceOutsideRoots[] = "SOURCE_OUTSIDE_ROOTS";  // PermissionDenied
 inline constexpr char kSourceChanged[] = "SOURCE_CHANGED";         // Aborted: a file changed during the load
 inline constexpr char kSourceUnsupported[] = "SOURCE_UNSUPPORTED"; // Unimplemented: a format we do not read
 
@@ -39,6 +41,7 @@ inline constexpr char kNoMemory[] = "NO_MEMORY";                       // Resour
 inline constexpr char kLoadConflict[] = "LOAD_CONFLICT";               // FailedPrecondition: ranks wait in different loads
 inline constexpr char kTooManyLoads[] = "TOO_MANY_LOADS";              // ResourceExhausted
 inline constexpr char kTooManyWaiting[] = "TOO_MANY_WAITING";          // ResourceExhausted
+inline constexpr char kCallerNotAllowed[] = "CALLER_NOT_ALLOWED";      // PermissionDenied
 inline constexpr char kDraining[] = "DRAINING";                        // Unavailable
 inline constexpr char kDigestMismatch[] = "DIGEST_MISMATCH";           // DataLoss
 

@@ -6,6 +6,7 @@
 #include <cctype>
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <string_view>
 #include <system_error>
 #include <thread>
@@ -49,24 +50,24 @@ absl::StatusOr<std::string> MakeAbsolute(const std::string& source) {
 
 // A source, and what reads it.
 struct Named {
-  const Storage& storage;
+  std::shared_ptr<const Storage> storage;
   Listing listing;
   const CheckpointFormat& format;
 };
 
-absl::StatusOr<Named> NamedBy(const std::string& source) {
+absl::StatusOr<Named> NamedBy(const std::string& source, const SourceAccess& access) {
   CKPTD_ASSIGN_OR_RETURN(const std::string path, MakeAbsolute(source));
-  const Storage& storage = StorageOf(path);
-  CKPTD_ASSIGN_OR_RETURN(Listing listing, ListSource(storage, path));
-  const CheckpointFormat& format = FormatOf(storage, listing);
-  return Named{storage, std::move(listing), format};
+  std::shared_ptr<const Storage> storage = StorageOf(path, access);
+  CKPTD_ASSIGN_OR_RETURN(Listing listing, ListSource(*storage, path));
+  const CheckpointFormat& format = FormatOf(*storage, listing);
+  return Named{std::move(storage), std::move(listing), format};
 }
 
 // A folder still means the same index, or without one the same files.
-absl::Status CheckSameNames(const CheckpointIndex& index) {
-  const absl::StatusOr<Named> named = NamedBy(index.source);
+absl::Status CheckSameNames(const CheckpointIndex& index, const SourceAccess& access) {
+  const absl::StatusOr<Named> named = NamedBy(index.source, access);
   if (named.ok()) {
-    const auto same = named->format.StillMeans(named->storage, named->listing, index.files);
+    const auto same = named->format.StillMeans(*named->storage, named->listing, index.files);
     if (same.ok() && *same) return absl::OkStatus();
   }
   return Changed(index.source, "other files of that folder count now");
@@ -110,50 +111,53 @@ absl::StatusOr<std::string> AbsolutePath(const std::string& source) {
   return MakeAbsolute(exists ? source : Expand(source));
 }
 
-absl::Status Recognise(const std::string& source) {
-  CKPTD_ASSIGN_OR_RETURN(const Named named, NamedBy(source));
-  return named.format.Check(named.storage, named.listing);
+absl::Status Recognise(const std::string& source, const SourceAccess& access) {
+  CKPTD_ASSIGN_OR_RETURN(const Named named, NamedBy(source, access));
+  return named.format.Check(*named.storage, named.listing);
 }
 
-absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source) {
-  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenWithRemarks(source));
+absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source,
+                                               const SourceAccess& access) {
+  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenWithRemarks(source, access));
   return std::move(opened.index);
 }
 
-absl::StatusOr<OpenedCheckpoint> OpenWithRemarks(const std::string& source) {
-  CKPTD_ASSIGN_OR_RETURN(const Named named, NamedBy(source));
-  return named.format.ReadIndex(named.storage, named.listing);
+absl::StatusOr<OpenedCheckpoint> OpenWithRemarks(const std::string& source,
+                                                 const SourceAccess& access) {
+  CKPTD_ASSIGN_OR_RETURN(const Named named, NamedBy(source, access));
+  return named.format.ReadIndex(*named.storage, named.listing);
 }
 
-absl::StatusOr<OpenedCheckpoint> OpenSettledCheckpoint(const std::string& source) {
-  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenWithRemarks(source));
+absl::StatusOr<OpenedCheckpoint> OpenSettledCheckpoint(const std::string& source,
+                                                       const SourceAccess& access) {
+  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenWithRemarks(source, access));
   const auto unsettled = UnsettledFor(opened.index, std::chrono::system_clock::now());
   if (unsettled.count() == 0) return opened;
   std::this_thread::sleep_for(unsettled);
-  return OpenWithRemarks(source);
+  return OpenWithRemarks(source, access);
 }
 
 std::chrono::nanoseconds UnsettledFor(const CheckpointIndex& index,
                                       std::chrono::system_clock::time_point now) {
   std::chrono::nanoseconds longest(0);
   for (const SourceFile& file : index.files) {
-    longest = std::max(longest, StorageOf(file.path).UnsettledFor(file, now));
+    longest = std::max(longest, StorageOf(file.path)->UnsettledFor(file, now));
   }
   return longest;
 }
 
-absl::Status CheckUnchanged(const CheckpointIndex& index) {
+absl::Status CheckUnchanged(const CheckpointIndex& index, const SourceAccess& access) {
   for (const SourceFile& file : index.files) {
-    const Storage& storage = StorageOf(file.path);
-    const absl::StatusOr<Storage::Found> found = storage.Stat(file.path);
+    const std::shared_ptr<const Storage> storage = StorageOf(file.path, access);
+    const absl::StatusOr<Storage::Found> found = storage->Stat(file.path);
     if (!found.ok()) {
       if (found.status().code() != absl::StatusCode::kNotFound) return found.status();
       return Changed(file.path, "it was removed");
     }
-    const std::string_view how = storage.WhatChanged(file, found->identity);
+    const std::string_view how = storage->WhatChanged(file, found->identity);
     if (!how.empty()) return Changed(file.path, how);
   }
-  return CheckSameNames(index);
+  return CheckSameNames(index, access);
 }
 
 }  // namespace ckptd

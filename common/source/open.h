@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "common/source/access.h"
 #include "common/source/format.h"
 #include "common/source/index.h"
 
@@ -24,20 +25,24 @@ absl::StatusOr<std::string> AbsolutePath(const std::string& source);
 // SOURCE_INVALID (with the safetensors error name as fact "error", the file as
 // fact "file"), PermissionDenied SOURCE_UNREADABLE, Unimplemented
 // SOURCE_UNSUPPORTED for a folder with only other formats, and for a file that is
-// not safetensors and has the name of another format.
-absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source);
+// not safetensors and has the name of another format; with an `access` that limits
+// something PermissionDenied SOURCE_FORBIDDEN and SOURCE_OUTSIDE_ROOTS, here and below.
+absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source,
+                                               const SourceAccess& access = {});
 
 // As OpenCheckpoint, with remarks.
-absl::StatusOr<OpenedCheckpoint> OpenWithRemarks(const std::string& source);
+absl::StatusOr<OpenedCheckpoint> OpenWithRemarks(const std::string& source,
+                                                 const SourceAccess& access = {});
 
 // OK if OpenCheckpoint would recognise it; else its error. Reads folders, an index and, of a
 // single file, the header: what can be known before a load begins.
-absl::Status Recognise(const std::string& source);
+absl::Status Recognise(const std::string& source, const SourceAccess& access = {});
 
 // As OpenCheckpoint, for whom CheckUnchanged is to notice every later write: waits until the
 // clock tick in which a file was written last is over (20 ms; 2.1 s where file systems stamp
 // by whole seconds), and reads again.
-absl::StatusOr<OpenedCheckpoint> OpenSettledCheckpoint(const std::string& source);
+absl::StatusOr<OpenedCheckpoint> OpenSettledCheckpoint(const std::string& source,
+                                                       const SourceAccess& access = {});
 
 // For how long from `now` a write might leave all times of the index's files as they are.
 std::chrono::nanoseconds UnsettledFor(const CheckpointIndex& index,
@@ -46,7 +51,7 @@ std::chrono::nanoseconds UnsettledFor(const CheckpointIndex& index,
 // OK if every file of the index is still the one whose header was read (same
 // device, inode, size, mtime, ctime), its index file too, and a folder still means the same
 // ones; else Aborted SOURCE_CHANGED naming the file. Uses `source` and `files` alone.
-absl::Status CheckUnchanged(const CheckpointIndex& index);
+absl::Status CheckUnchanged(const CheckpointIndex& index, const SourceAccess& access = {});
 
 }  // namespace ckptd
 

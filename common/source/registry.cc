@@ -1,20 +1,25 @@
 #include "common/source/registry.h"
 
 #include "common/source/formats/safetensors/format.h"
+#include "common/source/storage/access_storage.h"
 #include "common/source/storage/posix.h"
 #include "common/source/storage/process_memory.h"
 
 namespace ckptd {
 
-const Storage& StorageOf(std::string_view path) {
-  static const PosixStorage files{};
-  static const ProcessMemoryStorage processes{};
+std::shared_ptr<const Storage> StorageOf(std::string_view path, const SourceAccess& access) {
+  static const auto files = std::make_shared<const PosixStorage>();
+  static const auto processes = std::make_shared<const ProcessMemoryStorage>();
+  if (access.rules != nullptr || access.guest.has_value()) {
+    return std::make_shared<const AccessStorage>(access);
+  }
   if (path.starts_with("/proc/")) return processes;
   return files;
 }
 
-absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::string& path) {
-  return StorageOf(path).Open(path);
+absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::string& path,
+                                                                 const SourceAccess& access) {
+  return StorageOf(path, access)->Open(path);
 }
 
 std::span<const CheckpointFormat* const> Formats() {

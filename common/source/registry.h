@@ -8,16 +8,18 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "common/source/access.h"
 #include "common/source/format.h"
 #include "common/source/storage.h"
 
 namespace ckptd {
 
-// The storage that has what lies at this path. Lives as long as the process.
-const Storage& StorageOf(std::string_view path);
+// The storage that has what lies at this path, as `access` lets it be read.
+std::shared_ptr<const Storage> StorageOf(std::string_view path, const SourceAccess& access = {});
 
-// StorageOf(path).Open(path).
-absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::string& path);
+// StorageOf(path, access)->Open(path).
+absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::string& path,
+                                                                 const SourceAccess& access = {});
 
 // In the order in which they are asked.
 std::span<const CheckpointFormat* const> Formats();

@@ -63,11 +63,7 @@ def vendor_protobuf(target: pathlib.Path) -> None:
 
 
 def lay_out(
-    root: pathlib.Path,
-    binaries: pathlib.Path,
-    wheel: pathlib.Path,
-    folder: pathlib.Path,
-    commit: str,
+    root: pathlib.Path, binaries: pathlib.Path, wheel: pathlib.Path, folder: pathlib.Path
 ) -> None:
     """Fills `folder`. `binaries` holds bin/ and fakes/, stripped."""
     folder.mkdir(parents=True)
@@ -81,9 +77,7 @@ def lay_out(
         if not name.endswith((".cc", "CMakeLists.txt")):
             _copy(root / name, folder / name)
     vendor_protobuf(folder / "vendored")
-    _copy(root / "LICENSE", folder / "LICENSE")
     _copy(root / "deploy/packaging/README-archive.md", folder / "README.md")
-    (folder / "COMMIT").write_text(commit + "\n")
 
 
 def pack(folder: pathlib.Path, archive: pathlib.Path, epoch: int) -> None:

@@ -50,6 +50,7 @@ std::vector<std::string> Catalog::NearMiss(const LoadRequest& request) const {
     const CatalogEntry* best = nullptr;
     for (const auto& [name, entry] : table_.entries) {
       if (entry.asked.request.source != request.source) continue;
+      if (entry.info.loaded_for != UserOf(request.guest)) continue;
       if (entry.info.state != CheckpointState::kActive) continue;
       if (best == nullptr || entry.info.created > best->info.created) best = &entry;
     }
@@ -210,12 +211,14 @@ absl::StatusOr<CheckpointInfo> Catalog::Get(const std::string& name) const {
   return table_.InfoOf(*entry);
 }
 
-std::vector<CheckpointInfo> Catalog::List() const {
+std::vector<CheckpointInfo> Catalog::List(const std::optional<Caller>& guest) const {
   std::vector<CheckpointInfo> infos;
   {
     MutexLock lock(table_.mutex);
     for (const auto& [name, entry] : table_.entries) {
-      if (!entry.IsView()) infos.push_back(table_.InfoOf(entry));
+      // A guest is not shown whose memory a view of its own lies in.
+      const bool listed = guest.has_value() ? entry.info.loaded_for == guest->uid : !entry.IsView();
+      if (listed) infos.push_back(table_.InfoOf(entry));
     }
   }
   std::sort(infos.begin(), infos.end(),

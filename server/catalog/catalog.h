@@ -53,7 +53,8 @@ class Catalog {
   // empty when there is none.
   std::vector<std::string> NearMiss(const LoadRequest& request) const;
   absl::StatusOr<CheckpointInfo> Get(const std::string& name) const;
-  std::vector<CheckpointInfo> List() const;  // newest first
+  // Newest first. Those with memory of their own; a guest's: all that were loaded for its user.
+  std::vector<CheckpointInfo> List(const std::optional<Caller>& guest = std::nullopt) const;
   // Names of the checkpoints that are ACTIVE here.
   std::set<std::string> ActiveNames() const;
   // True when the shard of this checkpoint is here, with that plan.

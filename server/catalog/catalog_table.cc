@@ -62,6 +62,7 @@ void CatalogEntry::NoteRequest() {
   info.intended = asked.request.intended;
   info.digests = asked.request.digests;
   info.layout = DescribeLayout(asked.request);
+  info.loaded_for = UserOf(asked.request.guest);
 }
 
 void CatalogEntry::NoteShard(std::shared_ptr<const Shard> whole) {

@@ -15,9 +15,13 @@ bool Catalog::Serves(const CatalogEntry& entry, const PrepareCall& call) const {
   if (entry.files != call.index->files || entry.info.kind != KindFor(backend_, request)) return false;
   if (request.digests && !entry.info.digests) return false;
   if (exclusive != (entry.info.intended == AttachMode::kExclusive)) return false;
-  // A client that takes the memory itself must be the first, and nobody else may wait for it.
+  const bool same_user = entry.info.loaded_for == UserOf(request.guest);
+  // Descriptors of a GPU's memory cannot be for reading alone: users do not share any.
+  if (!same_user && !exclusive && entry.info.kind != HandleKind::kMemfd) return false;
+  // A client that takes the memory itself must be the first, and nobody else may wait for it. From
+  // another user it takes what could as well be evicted for it.
   return !exclusive || (entry.info.leases == 0 && !entry.memory->sealed() &&
-                        !entry.Kept(/*but_for=*/""));
+                        !entry.Kept(/*but_for=*/"") && (same_user || !entry.info.pinned));
 }
 
 // Leases hold the memory, and the table that they were given.

@@ -84,6 +84,8 @@ std::shared_ptr<ShardMemory> Eviction::EvictOne() {
   Log(LogLevel::kInfo, "{}: evicted, {:.1f} MB", victim->info.name,
       static_cast<double>(victim->info.slab_bytes) / 1e6);
   std::shared_ptr<ShardMemory> memory = std::move(victim->memory);
+  std::erase_if(leaving_, [](const auto& left) { return left.second.expired(); });
+  leaving_.emplace_back(victim->info.name, memory);
   table_.Erase(std::string(victim->info.name));
   table_.changed.NotifyAll();
   return memory;

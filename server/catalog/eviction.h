@@ -92,6 +92,10 @@ class Eviction {
   Later later_ = nullptr;
   // Bytes that were evicted and are not free yet.
   uint64_t going_ ABSL_GUARDED_BY(table_.mutex) = 0;
+  // What was evicted and is not free yet, by name: its lease is just ending, somebody verifies it,
+  // or Later has yet to come.
+  std::vector<std::pair<std::string, std::weak_ptr<const ShardMemory>>> leaving_
+      ABSL_GUARDED_BY(table_.mutex);
 };
 
 }  // namespace ckptd

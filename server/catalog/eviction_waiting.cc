@@ -43,6 +43,9 @@ Eviction::Occupied Eviction::FindOccupied() const {
                                                   timing::kKeptForClient.count()));
     }
   }
+  for (const auto& [name, memory] : leaving_) {
+    if (!memory.expired()) out.by.emplace_back(name, "evicted and about to be free");
+  }
   return out;
 }
 

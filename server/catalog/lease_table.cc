@@ -122,6 +122,7 @@ void LeaseTable::End(const std::string& lease) {
     changed_.NotifyAll();
   }
   Log(LogLevel::kDebug, "{}: ended", lease);
+  memory.reset();  // before it is evicted for a load, which would find it in use
   if (keeper_ != nullptr) keeper_->DropLease(lease);
   catalog_.leases().Release(checkpoint, generation);
 }
@@ -132,10 +133,13 @@ absl::Status LeaseTable::Release(const std::string& lease) {
     const auto at = leases_.find(lease);
     if (at == leases_.end()) return absl::OkStatus();
     if (at->second.info.connected) {
+      const int32_t pid = at->second.info.pid;
       return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeased,
-                       fmt::format("releasing {}: the connection to process {} holds it; the lease "
-                                   "ends when that is closed",
-                                   lease, at->second.info.pid));
+                       fmt::format("releasing {}: the connection to {} holds it; the lease ends "
+                                   "when that is closed",
+                                   lease,
+                                   pid == 0 ? std::string("a process in another PID namespace")
+                                            : fmt::format("process {}", pid)));
     }
     tokens_.erase(std::exchange(at->second.token, ""));  // nobody shows it meanwhile
   }

@@ -21,7 +21,7 @@ struct LeaseInfo {
   std::string name;        // checkpoints/{id}/leases/{lease}
   std::string checkpoint;  // checkpoints/{id}
   AttachMode mode = AttachMode::kShared;
-  int32_t pid = 0;         // of the client, once connected
+  int32_t pid = 0;         // of the client, once connected; 0: in another PID namespace
   uint32_t uid = 0;
   bool connected = false;
   std::chrono::system_clock::time_point created;

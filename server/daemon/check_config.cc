@@ -13,7 +13,9 @@
 #include "common/base/status.h"
 #include "common/base/utf8.h"
 #include "common/layout/layout.h"
+#include "server/daemon/access_settings.h"
 #include "server/daemon/arena_default.h"
+#include "server/daemon/network.h"
 #include "server/daemon/preload.h"
 #include "server/daemon/sizes.h"
 #include "server/protocol/reading.h"
@@ -23,6 +25,7 @@ namespace {
 
 // More than there are cores, or requests that storage answers at once.
 constexpr uint32_t kMostReaderThreads = 1024;
+constexpr uint32_t kMostPort = 65535;
 constexpr double kMostIdleSeconds = 366 * 86400;
 
 absl::Status Invalid(const std::string& why) {
@@ -106,6 +109,17 @@ absl::Status CheckWords(const Config& config) {
                              config.log_level));
 }
 
+absl::Status CheckPorts(const Config& config) {
+  if (config.peer_port > kMostPort || config.local_size - 1 > kMostPort - config.peer_port) {
+    return Invalid(fmt::format("checking --peer-port {}: {} daemons of a host take one port each "
+                               "from there, and ports end at {}",
+                               config.peer_port, config.local_size, kMostPort));
+  }
+  const auto health = ListenAddress(config.health_port);
+  return health.ok() ? absl::OkStatus()
+                     : Invalid("checking --health-port: " + MessageOf(health.status()));
+}
+
 absl::Status CheckGroup(const Config& config) {
   const size_t colon = config.rendezvous.rfind(':');
   if (colon == std::string::npos || colon == 0 || colon + 1 == config.rendezvous.size()) {
@@ -168,8 +182,11 @@ absl::Status CheckConfig(const Config& config) {
   CKPTD_RETURN_IF_ERROR(CheckNames(config));
   CKPTD_RETURN_IF_ERROR(CheckWords(config));
   CKPTD_RETURN_IF_ERROR(CheckGroup(config));
+  CKPTD_RETURN_IF_ERROR(CheckPorts(config));
   CKPTD_RETURN_IF_ERROR(CheckSizes(config));
   CKPTD_RETURN_IF_ERROR(CheckPreload(config));
+  CKPTD_RETURN_IF_ERROR(ReadAccessPolicy(config).status());
+  CKPTD_RETURN_IF_ERROR(ReadAllowedRoots(config).status());
   return config.memory == "host" ? CheckHostMemory(config) : absl::OkStatus();
 }
 

@@ -35,10 +35,17 @@ struct LaunchOptions {
   double start_timeout = 60;         // seconds until the group must be complete
   bool keep = false;                 // leave the keeper for the next launch
   std::vector<std::string> command;  // empty: run until a signal
+  bool detach = false;               // go on in the background once the daemons are ready
+  double linger = 0;                 // seconds without use after which the daemons end; 0: never
 };
 // Starts and supervises the daemons of this node. With a command, runs it and returns its exit
-// code (128 + n after signal n).
+// code (128 + n after signal n). With `detach`, returns once the daemons are ready, also where
+// another launcher runs them.
 int LaunchCommand(const Config& config, const LaunchOptions& options);
+
+// Ends the launcher of this job and node, and so its daemons. Waits until it has ended. Fine where
+// there is none.
+int StopCommand(const Config& config, const LaunchOptions& options);
 
 // Prints `status` as one line on stderr, "ckptd: ...".
 void PrintError(const absl::Status& status);

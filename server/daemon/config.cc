@@ -15,6 +15,7 @@ struct Setting {
   const char* key;
   std::variant<std::string Config::*, uint32_t Config::*, double Config::*> value;
   const char* help;
+  bool is_list = false;  // may be given several times, or with commas
 };
 
 // All settings, in the order of the help.
@@ -24,8 +25,24 @@ const Setting kSettings[] = {
     {"world-size", &Config::world_size, "Daemons in the group, one per trainer process"},
     {"local-size", &Config::local_size, "Daemons of the group on this host; they share its memory"},
     {"run-dir", &Config::run_dir,
-     "Directory of the sockets; each job has a folder in it, mode 0700"},
+     "Directory of the sockets; each job has a folder in it, mode 0700 (0750 with allow-gid)"},
+    {"allow-gid", &Config::allow_gid,
+     "Group (name or number) whose members may load and attach, too, when they run as another user: "
+     "what they could read themselves, or pass. It gets the job's folder and the sockets for "
+     "trainers; the daemon must be a member. Administration stays with the daemon's user and root"},
+    {"allow-uid", &Config::allow_uid,
+     "With allow-gid: of its members these users alone (names or numbers; several with commas)", true},
+    {"allow-root", &Config::allow_root,
+     "Folder that every source must lie in, for all users; links that lead out are refused. Several "
+     "times, or with commas (anywhere if not given)", true},
     {"rendezvous", &Config::rendezvous, "host:port on which rank 0 listens for the others"},
+    {"peer-port", &Config::peer_port,
+     "First TCP port on which the daemons of a host listen for the others: each takes this one "
+     "plus its number on the host (rank modulo local-size), as for a firewall; 0: any free ones. "
+     "Rank 0 listens at --rendezvous"},
+    {"health-port", &Config::health_port,
+     "TCP port, or host:port, on which grpc.health.v1 alone is served, in plain text, for probes "
+     "of Kubernetes; launch serves it for all daemons of its host; 0: none"},
     {"advertise", &Config::advertise,
      "Host name or address under which the others reach this daemon (found out if not given)"},
     {"host-id", &Config::host_id,
@@ -155,9 +172,10 @@ void AddConfigFlags(CLI::App& app, Config& config) {
   for (const Setting& setting : kSettings) {
     const std::string key = setting.key;
     const auto add = [&](auto member) {
-      app.add_option("--" + key, config.*member, setting.help)
-          ->envname(VariableOf(key))
-          ->capture_default_str();
+      CLI::Option* const option = app.add_option("--" + key, config.*member, setting.help)
+                                      ->envname(VariableOf(key))
+                                      ->capture_default_str();
+      if (setting.is_list) option->delimiter(',')->multi_option_policy(CLI::MultiOptionPolicy::Join);
     };
     std::visit(add, setting.value);
   }

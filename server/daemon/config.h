@@ -23,7 +23,12 @@ struct Config {
   uint32_t world_size = 1;
   uint32_t local_size = 1;             // daemons on this host, which share its memory
   std::string run_dir;                 // sockets are in run_dir/job
+  std::string allow_gid;               // access_settings.h reads these three
+  std::string allow_uid;
+  std::string allow_root;
   std::string rendezvous;              // host:port of rank 0's peer server
+  uint32_t peer_port = 0;              // of this host's first daemon; 0: any free one
+  std::string health_port = "0";       // a port or host:port for grpc.health.v1; "0": none
   std::string advertise;               // host name by which peers reach this daemon
   std::string host_id;                 // daemons with the same one share memory; empty: the boot id
   std::string peer_auth = "required";  // or "none": anybody may call the peer port

@@ -12,6 +12,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/daemon/access_settings.h"
 #include "server/daemon/check_config.h"
 #include "server/daemon/network.h"
 #include "server/daemon/peer_auth.h"
@@ -65,7 +66,9 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
   CKPTD_RETURN_IF_ERROR(CheckConfig(config));
   std::unique_ptr<Daemon> daemon(new Daemon(config));
   CKPTD_ASSIGN_OR_RETURN(daemon->security_, ReadPeerSecurity(config, ReadEnvironment));
-  CKPTD_RETURN_IF_ERROR(MakeRunDirectory(daemon->paths_.directory));
+  CKPTD_ASSIGN_OR_RETURN(daemon->policy_, ReadAccessPolicy(config));
+  CKPTD_ASSIGN_OR_RETURN(daemon->rules_->roots, ReadAllowedRoots(config));
+  CKPTD_RETURN_IF_ERROR(MakeRunDirectory(daemon->paths_.directory, daemon->policy_.group));
   CKPTD_RETURN_IF_ERROR(daemon->StartPeerServer());
   CKPTD_RETURN_IF_ERROR(daemon->StartClientServers());
   Log(LogLevel::kInfo, "serving rank {} of {} at {} (peers: {}{}), memory: {}; {}", config.rank,
@@ -87,6 +90,7 @@ Node::Options Daemon::NodeOptions() {
                       RandomHex(8), peer_address_, host_, static_cast<int32_t>(::getpid())};
   options.memory_endpoint = paths_.memory;
   options.reading.threads = config_.reader_threads;
+  options.reading.rules = rules_;
   options.reading.io_mode = ParseIoMode(config_.read).value();  // CheckConfig has checked it
   options.reader = ParseReaderPolicy(config_.reader).value();    // CheckConfig has checked it
   options.heartbeat_interval = Seconds(config_.heartbeat_interval);
@@ -94,9 +98,6 @@ Node::Options Daemon::NodeOptions() {
   options.connect = [this](const MemberIdentity& who) { return ConnectToMember(who, security_); };
   if (config_.rank != 0) options.leader = ConnectToLeader(config_.rendezvous, security_);
   options.on_secret = [this](const std::string& secret) { SetSecret(secret); };
-  // Only a call on the admin socket drains. That socket is served last and stops first, so
-  // workload_server_ exists.
-  options.on_drain = [this] { workload_server_->SetServing(false); };
   options.config = Describe(config_);
   options.tier_reason = memory_.reason;
   options.host_tier = memory_.host_tier.get();
@@ -114,23 +115,33 @@ Node::Options Daemon::NodeOptions() {
 // serves. So the server reserves the port first, and its service gets the node later.
 absl::Status Daemon::StartPeerServer() {
   CKPTD_ASSIGN_OR_RETURN(const HostPort rendezvous, ParseHostPort(config_.rendezvous));
-  std::string own = config_.advertise;
-  if (own.empty()) {
-    CKPTD_ASSIGN_OR_RETURN(own, OwnAddressTowards(rendezvous));
-  }
+  const std::string own = OwnHost(rendezvous);
   const bool loopback = own == "127.0.0.1" || own == "[::1]" || own == "localhost";
   const std::string interface = loopback ? own : std::string("[::]");
+  uint32_t port = rendezvous.port;
+  if (config_.rank != 0) {
+    port = config_.peer_port == 0 ? 0 : config_.peer_port + config_.rank % config_.local_size;
+  }
   group_service_ = std::make_unique<GroupServiceImpl>();
   transfer_service_ = std::make_unique<TransferServiceImpl>();
   CKPTD_ASSIGN_OR_RETURN(
       peer_server_,
-      GrpcServer::Start({fmt::format("{}:{}", interface,
-                                     config_.rank == 0 ? rendezvous.port : uint16_t{0}),
-                         kMaxPeerMessage, PeerThreads(config_.world_size),
-                         PeerServerCredentials(security_)},
+      GrpcServer::Start({.address = fmt::format("{}:{}", interface, port),
+                         .max_receive_bytes = kMaxPeerMessage,
+                         .max_threads = PeerThreads(config_.world_size),
+                         .credentials = PeerServerCredentials(security_)},
                         {group_service_.get(), transfer_service_.get()}));
   peer_address_ = fmt::format("{}:{}", own, peer_server_->port());
   return absl::OkStatus();
+}
+
+std::string Daemon::OwnHost(const HostPort& rendezvous) const {
+  if (!config_.advertise.empty()) return config_.advertise;
+  const absl::StatusOr<std::string> own = OwnAddressTowards(rendezvous);
+  if (own.ok()) return *own;
+  // Rank 0 is known by this name to all. The others learn their address when they join.
+  Log(LogLevel::kInfo, "{}; the name may get its address later", MessageOf(own.status()));
+  return config_.rank == 0 ? rendezvous.host : std::string(kUnknownHost);
 }
 
 // If hosts share the folder, a daemon on another host cannot be found by its socket, but by the
@@ -177,26 +188,52 @@ absl::Status Daemon::StartClientServers() {
   if (config_.rank == 0) SetSecret(node_->group_secret());
   group_service_->SetNode(*node_);
   transfer_service_->SetNode(*node_);
-  CKPTD_ASSIGN_OR_RETURN(fd_server_, FdServer::Start(paths_.fd, node_->leases(),
+  CKPTD_ASSIGN_OR_RETURN(fd_server_, FdServer::Start(paths_.fd, node_->leases(), {policy_, rules_},
                                                      keeping_ == nullptr
                                                          ? std::vector<FdServer::Adopted>()
                                                          : keeping_->TakeConnections()));
   checkpoint_service_ = std::make_unique<CheckpointServiceImpl>(*node_, paths_.fd);
   admin_service_ = std::make_unique<AdminServiceImpl>(
       *node_, AdminServiceImpl::Endpoints{paths_.workload, paths_.fd, peer_address_});
+  awaits_load_ = config_.ready_when == "loaded";
+  health_service_ = std::make_unique<HealthServiceImpl>(
+      [this](const std::string& service) { return HealthNow(service); });
   CKPTD_ASSIGN_OR_RETURN(
       workload_server_,
       GrpcServer::Start({.address = "unix:" + paths_.workload,
                          .max_receive_bytes = kMaxWorkloadMessage,
                          .max_threads = 128,
-                         .max_held_bytes = kMaxWorkloadBytes},
-                        {checkpoint_service_.get()}));
-  if (config_.ready_when == "loaded") workload_server_->SetServing(false);
+                         .max_held_bytes = kMaxWorkloadBytes,
+                         .policy = policy_,
+                         .for_guest = [this](const Caller& guest) { return ForGuest(guest); }},
+                        {checkpoint_service_.get(), health_service_.get()}));
   CKPTD_ASSIGN_OR_RETURN(
       admin_server_,
-      GrpcServer::Start({.address = "unix:" + paths_.admin, .max_held_bytes = kMaxAdminBytes},
-                        {admin_service_.get()}));
+      GrpcServer::Start({.address = "unix:" + paths_.admin,
+                         .max_held_bytes = kMaxAdminBytes,
+                         .policy = policy_},
+                        {admin_service_.get(), health_service_.get()}));
+  CKPTD_ASSIGN_OR_RETURN(health_server_, StartHealthServer(config_, *health_service_));
   return absl::OkStatus();
+}
+
+GrpcServer::Services Daemon::ForGuest(const Caller& guest) {
+  GrpcServer::Services services;
+  services.push_back(std::make_unique<CheckpointServiceImpl>(*node_, paths_.fd, guest));
+  // A name that somebody else has loaded is none of its business.
+  services.push_back(std::make_unique<HealthServiceImpl>([this](const std::string& service) {
+    return service.rfind(kCheckpointService, 0) == 0 ? ServingStatus::kUnknown : HealthNow(service);
+  }));
+  return services;
+}
+
+ServingStatus Daemon::HealthNow(const std::string& service) const {
+  if (service.empty() && awaits_load_) return ServingStatus::kNotServing;
+  return HealthOf(*node_, service);
+}
+
+void Daemon::ShowUse() const {
+  if (node_->InUse()) rank_lock_.Touch();
 }
 
 void Daemon::AnnounceReady(const std::function<bool()>& stop) {
@@ -212,7 +249,7 @@ void Daemon::AnnounceReady(const std::function<bool()>& stop) {
   if (config_.load.empty()) return;
   const absl::Status loaded = LoadFirst(stop);
   if (!waits || absl::IsCancelled(loaded)) return;
-  if (loaded.ok() && node_->CheckNotDraining().ok()) workload_server_->SetServing(true);
+  if (loaded.ok()) awaits_load_ = false;
   WriteReadyFd(loaded.ok() ? '1' : '0');
 }
 
@@ -238,10 +275,9 @@ Daemon::~Daemon() {
   std::optional<StopDeadline> deadline(std::in_place);
   if (keeping_ != nullptr) keeping_->LeaveLeases();
   if (node_ != nullptr) node_->Stop();
-  for (auto* server : {&workload_server_, &admin_server_, &peer_server_}) {
-    if (*server != nullptr) (*server)->SetServing(false);
-  }
-  admin_server_.reset();  // its calls use the workload server
+  if (health_service_ != nullptr) health_service_->Stop();
+  health_server_.reset();
+  admin_server_.reset();
   workload_server_.reset();
   peer_server_.reset();
   fd_server_.reset();

@@ -1,34 +1,32 @@
-// `ckptd launch`: one daemon per slot of this node, kept running.
+// `ckptd launch`: checks what it was told, makes sure that it is the only one, and runs the
+// launcher.
 #include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/file.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <filesystem>
-#include <map>
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
+#include "common/base/fd_passing.h"
 #include "common/base/file_lock.h"
 #include "common/base/logging.h"
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/daemon/access_settings.h"
 #include "server/daemon/check_config.h"
 #include "server/daemon/child.h"
 #include "server/daemon/commands.h"
-#include "server/daemon/group_key.h"
-#include "server/daemon/keeper_process.h"
+#include "server/daemon/detach.h"
+#include "server/daemon/job_lock.h"
+#include "server/daemon/launcher.h"
 #include "server/daemon/network.h"
 #include "server/daemon/peer_auth.h"
 #include "server/daemon/run_directory.h"
@@ -37,366 +35,130 @@ namespace ckptd {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::milliseconds kFirstBackoff{200};
-constexpr std::chrono::seconds kLastBackoff{10};
-constexpr std::chrono::minutes kPeace{1};
-constexpr std::chrono::seconds kStopPatience{10};
-constexpr std::chrono::milliseconds kKeeperPatience{1000};
 constexpr timespec kTick = {0, 100'000'000};
-constexpr int kStopsThatKill = 3;  // the third signal kills a command that does not end
-
-// The program of this process as it was started. An upgrade replaces the file, and a daemon of
-// another version could not join the running ones.
-constexpr char kOwnProgram[] = "/proc/self/exe";
-
-// The name that lists of processes show.
-std::string OwnName() {
-  std::error_code error;
-  const auto path = std::filesystem::read_symlink(kOwnProgram, error);
-  return error ? kOwnProgram : path.string();
-}
-
-// One daemon of this node.
-struct Slot {
-  uint32_t rank = 0;
-  pid_t pid = -1;
-  bool joined = false;  // the group is complete
-  bool ready = false;
-  bool was_ready = false;  // has been ready once, so its settings are fine
-  UniqueFd ready_pipe;
-  Clock::time_point started;
-  Clock::time_point next_start;
-  std::chrono::milliseconds backoff = kFirstBackoff;
-  uint32_t restarts = 0;  // since the last minute without one
-  bool was_started = false;
-  bool given_up = false;  // reported once, while a command runs
-};
-
-// What daemons are told. If it names no keeper, this launch starts one, of this node.
-Config WithKeeper(Config config, const LaunchOptions& options) {
-  const SocketPaths paths = PathsOf(config);
-  if (config.keeper.empty()) {
-    config.keeper = options.nnodes == 1 ? paths.keeper
-                                        : fmt::format("{}/node-{}.keeper.sock", paths.directory,
-                                                      options.node_rank);
-  }
-  return config;
-}
-
-class Launcher {
- public:
-  Launcher(const Config& config, const LaunchOptions& options)
-      : config_(WithKeeper(config, options)),
-        options_(options),
-        keeper_(config.keeper.empty() ? config_.keeper : "", kOwnProgram, OwnName()) {
-    // A new key is enough, because restarted daemons get it from this process as well.
-    if (!HasPeerAuthSetting(config_, ReadEnvironment)) {
-      group_key_[kGroupKeyVariable] = NewGroupKey();
-    }
-    for (uint32_t i = 0; i < options_.nproc; ++i) {
-      Slot slot;
-      slot.rank = options_.node_rank * options_.nproc + i;
-      slots_.push_back(std::move(slot));
-    }
-    start_deadline_ = Clock::now() + std::chrono::milliseconds(
-                                         static_cast<int64_t>(options_.start_timeout * 1000));
-    ::sigemptyset(&signals_);
-    for (const int signal : {SIGCHLD, SIGTERM, SIGINT}) ::sigaddset(&signals_, signal);
-    ::sigprocmask(SIG_BLOCK, &signals_, nullptr);
-  }
-
-  int Run() {
-    while (!exit_code_.has_value()) {
-      keeper_.Ensure(kKeeperPatience);
-      StartDue();
-      ReadReady();
-      StartCommandWhenReady();
-      CheckStart();
-      if (exit_code_.has_value()) break;
-      const int signal = ::sigtimedwait(&signals_, nullptr, &kTick);
-      if (signal == SIGTERM || signal == SIGINT) OnStop(signal);
-      Reap();
-    }
-    StopDaemons();
-    if (!options_.keep) keeper_.End();
-    return *exit_code_;
-  }
-
- private:
-  void StartDue() {
-    for (Slot& slot : slots_) {
-      if (slot.pid < 0 && Clock::now() >= slot.next_start) StartDaemon(slot);
-    }
-  }
-
-  void StartDaemon(Slot& slot) {
-    const absl::Status started = TryToStart(slot);
-    if (started.ok()) return;
-    // A host without free processes or descriptors may have some later.
-    if (!slot.was_started) return Fail(started);
-    Retry(slot, "could not be started: " + MessageOf(started));
-  }
-
-  absl::Status TryToStart(Slot& slot) {
-    int fds[2] = {-1, -1};
-    if (::pipe2(fds, O_CLOEXEC) != 0) return ErrnoStatus(errno, "making a pipe");
-    slot.ready_pipe = UniqueFd(fds[0]);
-    ::fcntl(fds[0], F_SETFL, O_NONBLOCK);
-    const UniqueFd writer(fds[1]);
-    Config config = config_;
-    config.rank = slot.rank;
-    ChildOptions child;
-    child.program = kOwnProgram;
-    child.arguments = {own_name_, "run"};
-    for (const auto& [key, value] : Describe(config)) {
-      if (!value.empty()) child.arguments.push_back(fmt::format("--{}={}", key, value));
-    }
-    child.arguments.push_back(fmt::format("--ready-fd={}", writer.get()));
-    child.environment = group_key_;
-    child.own_group = true;
-    child.keep_fd = writer.get();
-    CKPTD_ASSIGN_OR_RETURN(slot.pid, StartChild(child));
-    slot.was_started = true;
-    slot.joined = slot.ready = false;
-    slot.started = Clock::now();
-    return absl::OkStatus();
-  }
-
-  void ReadReady() {
-    for (Slot& slot : slots_) {
-      char said = 0;
-      while (!slot.ready && slot.ready_pipe.valid() && ::read(slot.ready_pipe.get(), &said, 1) == 1) {
-        slot.joined = slot.was_ready = true;
-        slot.ready = said == '1';
-        if (said == '0' && !announced_) Fail(NotLoaded(slot));
-      }
-    }
-  }
-
-  absl::Status NotLoaded(const Slot& slot) const {
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLoadFailed,
-                     fmt::format("starting rank {} --ready-when loaded: {} could not be loaded; see "
-                                 "its line above, or leave --ready-when out",
-                                 slot.rank, config_.load));
-  }
-
-  bool AllReady() const {
-    return std::all_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.ready; });
-  }
-
-  void StartCommandWhenReady() {
-    if (announced_ || !AllReady()) return;
-    announced_ = true;
-    const std::string address =
-        fmt::format("unix://{}/{}/rank-{{rank}}.sock", config_.run_dir, config_.job);
-    Log(LogLevel::kInfo, "{} daemons are ready: {}", slots_.size(), address);
-    if (options_.command.empty()) return;
-    ChildOptions child;
-    child.arguments = options_.command;
-    child.environment = {{"CKPTD_ADDRESS", address},
-                         {"CKPTD_RUN_DIR", config_.run_dir},
-                         {"CKPTD_JOB", config_.job}};
-    auto pid = StartChild(child);
-    if (!pid.ok()) return Fail(pid.status());
-    command_ = *pid;
-  }
-
-  void CheckStart() {
-    if (announced_ || Clock::now() < start_deadline_) return;
-    std::vector<uint32_t> late;
-    for (const Slot& slot : slots_) {
-      if (!slot.joined) late.push_back(slot.rank);
-    }
-    if (late.empty()) return;  // a load has a deadline of its own
-    Fail(MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
-                   fmt::format("starting the group: after {} s the daemons of rank {} still wait "
-                               "for the group to be complete; look at their lines above, or give "
-                               "--start-timeout more seconds",
-                               options_.start_timeout, fmt::join(late, ", "))));
-  }
-
-  void OnStop(int signal) {
-    if (command_ < 0) {
-      exit_code_ = options_.command.empty() ? kExitOk : 128 + signal;
-      return;
-    }
-    // The terminal has sent SIGINT to the command as well, so the command ends by itself.
-    const int passed_on = ++stops_ >= kStopsThatKill           ? SIGKILL
-                          : signal == SIGINT && stops_ == 1 ? SIGINT
-                                                            : SIGTERM;
-    ::kill(command_, passed_on);
-    Log(LogLevel::kInfo, "waiting for the command (process {}) to end by SIG{}; signal {} kills it",
-        command_, ::sigabbrev_np(passed_on), kStopsThatKill);
-  }
-
-  void Reap() {
-    int status = 0;
-    for (pid_t pid = ::waitpid(-1, &status, WNOHANG); pid > 0;
-         pid = ::waitpid(-1, &status, WNOHANG)) {
-      if (pid == command_) {
-        exit_code_ = ExitCodeOf(status);
-        command_ = -1;
-        Log(LogLevel::kInfo, "the command ended: {}", DescribeExit(status));
-        continue;
-      }
-      for (Slot& slot : slots_) {
-        if (slot.pid == pid) OnDaemonEnd(slot, status);
-      }
-    }
-  }
-
-  void OnDaemonEnd(Slot& slot, int status) {
-    slot.pid = -1;
-    slot.joined = slot.ready = announced_ && slot.ready;
-    if (Clock::now() - slot.started > kPeace) {
-      slot.restarts = 0;
-      slot.backoff = kFirstBackoff;
-      slot.given_up = false;
-    }
-    if (WIFEXITED(status) && WEXITSTATUS(status) == kExitUsage && !slot.was_ready) {
-      return Fail(MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
-                            fmt::format("starting rank {}: it cannot run as it is configured; see "
-                                        "its line above",
-                                        slot.rank)));
-    }
-    Retry(slot, "ended with " + DescribeExit(status));
-  }
-
-  // Restarts the slot's daemon. `what` happened to it.
-  void Retry(Slot& slot, const std::string& what) {
-    if (++slot.restarts > options_.max_restarts) {
-      const absl::Status lost = GivenUp(slot, what);
-      if (command_ < 0) return Fail(lost);
-      // Trainers that have attached need no daemon, so the command may go on and its result
-      // counts.
-      if (!std::exchange(slot.given_up, true)) PrintError(lost);
-      slot.backoff = kLastBackoff;
-    }
-    Log(LogLevel::kWarn, "rank {} {}, restart in {} ms", slot.rank, what, slot.backoff.count());
-    slot.next_start = Clock::now() + slot.backoff;
-    slot.backoff = std::min<std::chrono::milliseconds>(slot.backoff * 2, kLastBackoff);
-  }
-
-  absl::Status GivenUp(const Slot& slot, const std::string& what) const {
-    return MakeError(absl::StatusCode::kAborted, reason::kRankLost,
-                     fmt::format("keeping rank {} running: restarted {} times in a row, and it {} again; "
-                                 "look at its lines above{}",
-                                 slot.rank, slot.restarts - 1, what,
-                                 command_ < 0 ? ""
-                                              : "; the command goes on without that daemon, which "
-                                                "is still tried again"));
-  }
-
-  void Fail(const absl::Status& status) {
-    PrintError(status);
-    if (!exit_code_.has_value()) exit_code_ = kExitFailed;
-  }
-
-  void StopDaemons() {
-    std::vector<pid_t> left;
-    if (command_ > 0) left.push_back(command_);
-    for (const Slot& slot : slots_) {
-      if (slot.pid > 0) left.push_back(slot.pid);
-    }
-    const std::map<pid_t, int> ends = EndChildren(left, kStopPatience);
-    for (const Slot& slot : slots_) {
-      if (const auto end = ends.find(slot.pid); end != ends.end()) {
-        OnLastEnd(slot, end->second);
-      } else if (slot.pid > 0) {
-        Log(LogLevel::kWarn,
-            "rank {} (pid {}) has not ended after SIGKILL, as if its storage hangs; look at its "
-            "state (ps -o stat,wchan)",
-            slot.rank, slot.pid);
-        if (options_.command.empty() && exit_code_ == kExitOk) exit_code_ = kExitFailed;
-      }
-    }
-  }
-
-  // Called for a daemon that was told to stop.
-  void OnLastEnd(const Slot& slot, int status) {
-    // A daemon that gets SIGTERM before it handles signals is ended by the signal.
-    if (status == 0 || (WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM)) return;
-    Log(LogLevel::kWarn, "rank {} was told to stop and ended with {}; look at its lines above",
-        slot.rank, DescribeExit(status));
-    // The result of a command counts more than that of a daemon.
-    if (options_.command.empty() && exit_code_ == kExitOk) exit_code_ = kExitFailed;
-  }
-
-  const Config config_;
-  const LaunchOptions& options_;
-  KeeperProcess keeper_;
-  const std::string own_name_ = OwnName();
-  std::map<std::string, std::string> group_key_;  // for the daemons' environment
-  std::vector<Slot> slots_;
-  sigset_t signals_ = {};
-  Clock::time_point start_deadline_;
-  bool announced_ = false;
-  int stops_ = 0;  // how many signals have asked this process to stop
-  pid_t command_ = -1;
-  std::optional<int> exit_code_;
-};
-
-// Two launchers that start the same daemons at once would each get some of them. The kernel
-// releases the locks when this process ends, however it ends.
-struct JobLock {
-  UniqueFd folder;  // locks the folder of a job on one node
-  FileLock node;    // several nodes may be simulated on one host, in one folder
-};
-
-absl::StatusOr<JobLock> LockJob(const Config& config, const LaunchOptions& options) {
-  const std::string folder = PathsOf(config).directory;
-  CKPTD_RETURN_IF_ERROR(MakeRunDirectory(folder));
-  JobLock lock;
-  absl::Status locked;
-  if (options.nnodes > 1) {
-    auto node = FileLock::Take(fmt::format("{}/node-{}.lock", folder, options.node_rank));
-    locked = node.status();
-    if (node.ok()) lock.node = *std::move(node);
-  } else {
-    lock.folder = UniqueFd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (!lock.folder.valid()) return ErrnoStatus(errno, "opening the run directory " + folder);
-    if (::flock(lock.folder.get(), LOCK_EX | LOCK_NB) != 0) {
-      locked = errno == EWOULDBLOCK ? absl::FailedPreconditionError("")
-                                    : ErrnoStatus(errno, "locking the run directory " + folder);
-    }
-  }
-  if (locked.ok()) return lock;
-  if (locked.code() != absl::StatusCode::kFailedPrecondition) return locked;
-  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
-                   fmt::format("launching job {}: another `ckptd launch` keeps its daemons running "
-                               "in {}; attach to them, stop it, or choose another --job",
-                               config.job, folder));
-}
 
 // Checks the options of launch only. Errors: CONFIG_INVALID.
 absl::Status CheckOptions(const Config& config, const LaunchOptions& options) {
   const auto invalid = [](std::string message) {
-    return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid, std::move(message));
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
+                     std::move(message));
   };
   if (!std::isfinite(options.start_timeout)) {
     return invalid("launching: --start-timeout is not a number of seconds; give it one");
   }
   if (config.keeper == kSystemdKeeper) {
-    return invalid("launching with --keeper systemd: systemd keeps what the one process of a unit "
-                   "has; use a unit for each `ckptd run`, or leave it out");
+    return invalid(
+        "launching with --keeper systemd: systemd keeps what the one process of a unit "
+        "has; use a unit for each `ckptd run`, or leave it out");
   }
   if (options.node_rank >= options.nnodes) {
-    return invalid(fmt::format("launching on node {}: a job of {} node{} has no node of that "
-                               "number, which counts from 0; give --node-rank and --nnodes "
-                               "(GROUP_RANK, GROUP_WORLD_SIZE and Slurm's variables are their "
-                               "defaults)",
-                               options.node_rank, options.nnodes, options.nnodes == 1 ? "" : "s"));
+    return invalid(
+        fmt::format("launching on node {}: a job of {} node{} has no node of that "
+                    "number, which counts from 0; give --node-rank and --nnodes "
+                    "(`ckptd launch --help` lists the variables that are their defaults)",
+                    options.node_rank, options.nnodes, options.nnodes == 1 ? "" : "s"));
   }
   if (options.nnodes > 1 && !options.rendezvous_given && config.rendezvous.rfind("127.", 0) == 0) {
-    return invalid("launching on several nodes: say where rank 0 listens with --rendezvous "
-                   "HOST:PORT, the same on each node");
+    return invalid(
+        "launching on several nodes: say where rank 0 listens with --rendezvous "
+        "HOST:PORT, the same on each node");
   }
   if (options.rendezvous_given && config.world_size > 1 && config.rendezvous.ends_with(":0")) {
-    return invalid(fmt::format("launching with --rendezvous {}: no other rank would know which port "
-                               "that becomes; name one, or on one host leave the option out",
-                               config.rendezvous));
+    return invalid(
+        fmt::format("launching with --rendezvous {}: no other rank would know which port "
+                    "that becomes; name one, or on one host leave the option out",
+                    config.rendezvous));
+  }
+  if (!options.command.empty() && (options.detach || options.linger > 0)) {
+    return invalid(
+        "launching with a command: its daemons end with it, so --detach and --linger "
+        "have no use; leave them out, or leave the command out and start it after");
   }
   return absl::OkStatus();
+}
+
+// What a launcher in the background and its daemons print.
+std::string LogOf(const Config& config, const LaunchOptions& options) {
+  return fmt::format("{}/node-{}.log", PathsOf(config).directory, options.node_rank);
+}
+
+// Runs the launcher in this process.
+int Serve(const Config& config, const LaunchOptions& options, Announcer& announcer) {
+  const absl::StatusOr<FileLock> lock = LockJob(config, options);
+  if (IsHeld(lock.status()) && announcer.listens()) {
+    announcer.Say(Announcer::State::kRunsAlready);
+    return kExitUsage;
+  }
+  if (!lock.ok()) {
+    PrintError(lock.status());
+    return kExitUsage;
+  }
+  if (announcer.listens()) {
+    if (const absl::Status said = announcer.LogTo(LogOf(config, options)); !said.ok()) {
+      PrintError(said);
+      return kExitFailed;
+    }
+  }
+  return SuperviseDaemons(config, options, announcer);
+}
+
+std::vector<uint32_t> RanksThatDoNotListen(Config config, const LaunchOptions& options) {
+  std::vector<uint32_t> ranks;
+  for (uint32_t i = 0; i < options.nproc; ++i) {
+    config.rank = options.node_rank * options.nproc + i;
+    if (!ConnectUnix(PathsOf(config).workload, Clock::now()).ok()) ranks.push_back(config.rank);
+  }
+  return ranks;
+}
+
+// Starts a launcher in the background. Nothing where another one runs the job already, else the
+// exit code. What one that failed has said is shown.
+std::optional<int> StartInBackground(const Config& config, const LaunchOptions& options) {
+  constexpr size_t kMostBytes = 1 << 20;
+  const std::string log = LogOf(config, options);
+  const auto before = FileAt::Of(log);
+  const absl::StatusOr<Background> launcher =
+      RunInBackground([&](Announcer& announcer) { return Serve(config, options, announcer); });
+  if (!launcher.ok()) {
+    PrintError(launcher.status());
+    return kExitFailed;
+  }
+  if (launcher->state == Background::State::kRunsAlready) return std::nullopt;
+  if (launcher->state == Background::State::kEnded) {
+    const auto text = ReadSmallFile(log, kMostBytes);
+    if (text.ok() && FileAt::Of(log) != before) std::fputs(text->c_str(), stderr);
+    return launcher->exit_code;
+  }
+  const std::string until =
+      fmt::format(", until nobody has used them for {}", DurationText(options.linger));
+  const std::string job = config.job == Config().job ? "" : " --job " + config.job;
+  Log(LogLevel::kInfo,
+      "the daemons of job {} are ready, and go on in the background{}; `ckptd stop{}` ends them, "
+      "{} is "
+      "their log",
+      config.job, options.linger > 0 ? until : "", job, log);
+  return kExitOk;
+}
+
+int Detach(const Config& config, const LaunchOptions& options) {
+  const auto deadline = Clock::now() + std::chrono::duration<double>(options.start_timeout);
+  std::vector<uint32_t> silent;
+  do {
+    if (const auto code = StartInBackground(config, options)) return *code;
+    silent = RanksThatDoNotListen(config, options);
+    if (silent.empty()) {
+      Log(LogLevel::kInfo, "the daemons of job {} run already", config.job);
+      return kExitOk;
+    }
+    ::nanosleep(&kTick, nullptr);
+  } while (Clock::now() < deadline);
+  PrintError(
+      MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRankMissing,
+                fmt::format("waiting for the daemons of job {}, which another `ckptd launch` "
+                            "starts: after {} s rank {} does not listen; look at its lines, or "
+                            "choose another --job",
+                            config.job, options.start_timeout, fmt::join(silent, ", "))));
+  return kExitFailed;
 }
 
 }  // namespace
@@ -434,12 +196,9 @@ int LaunchCommand(const Config& given, const LaunchOptions& options) {
     PrintError(checked);
     return kExitUsage;
   }
-  const absl::StatusOr<JobLock> lock = LockJob(config, options);
-  if (!lock.ok()) {
-    PrintError(lock.status());
-    return kExitUsage;
-  }
-  return Launcher(config, options).Run();
+  if (options.detach) return Detach(config, options);
+  Announcer nobody;
+  return Serve(config, options, nobody);
 }
 
 }  // namespace ckptd

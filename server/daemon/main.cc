@@ -65,6 +65,8 @@ int main(int argc, char** argv) {
       return ckptd::LaunchCommand(line->config, line->launch);
     case ckptd::CommandLine::Verb::kKeep:
       return ckptd::KeepCommand(line->config, line->keep);
+    case ckptd::CommandLine::Verb::kStop:
+      return ckptd::StopCommand(line->config, line->launch);
     case ckptd::CommandLine::Verb::kPrint:
       return Print(line->text);
     case ckptd::CommandLine::Verb::kConfig:

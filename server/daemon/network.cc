@@ -41,6 +41,17 @@ absl::StatusOr<HostPort> ParseHostPort(const std::string& text) {
                    fmt::format("reading the address \"{}\": write host:port", text));
 }
 
+absl::StatusOr<std::string> ListenAddress(const std::string& text) {
+  if (text == "0") return std::string();
+  const bool is_port = text.find(':') == std::string::npos;
+  const std::string address = is_port ? "[::]:" + text : text;
+  const absl::StatusOr<HostPort> parsed = ParseHostPort(address);
+  if (parsed.ok() && parsed->port != 0) return address;
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
+                   fmt::format("reading the port \"{}\": write a port from 1 to 65535, or host:port",
+                               text));
+}
+
 absl::StatusOr<std::string> OwnAddressTowards(const HostPort& target) {
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;

@@ -16,6 +16,10 @@ struct HostPort {
 };
 absl::StatusOr<HostPort> ParseHostPort(const std::string& text);
 
+// "host:port" to listen at for `text`: a port, which means all interfaces, or host:port. Empty for
+// "0": nowhere. Errors: CONFIG_INVALID.
+absl::StatusOr<std::string> ListenAddress(const std::string& text);
+
 // The address from which this host sends to `target` (no packet is sent).
 absl::StatusOr<std::string> OwnAddressTowards(const HostPort& target);
 

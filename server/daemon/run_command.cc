@@ -71,6 +71,7 @@ int WaitForTheEnd(Daemon& daemon, const sigset_t& signals) {
   bool failed = false;
   for (int poll = 1;; ++poll) {
     if (poll % kPollsBetweenDrops == 0) daemon.DropReleased();
+    daemon.ShowUse();
     const int signal = ::sigtimedwait(&signals, nullptr, &kPoll);
     if (signal > 0) {
       Log(LogLevel::kInfo, "stopping: SIG{}", ::sigabbrev_np(signal));

@@ -2,6 +2,9 @@
 #ifndef CKPTD_SERVER_DAEMON_RUN_DIRECTORY_H_
 #define CKPTD_SERVER_DAEMON_RUN_DIRECTORY_H_
 
+#include <sys/types.h>
+
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -21,10 +24,11 @@ struct SocketPaths {
   std::string arena;   // how much that rank loaded, for its next daemon
 };
 SocketPaths PathsOf(const Config& config);
-// Makes run_dir/job with mode 0700. Errors: CONFIG_INVALID: FailedPrecondition if it belongs to
-// another user or others may enter it, otherwise with the system's code; ResourceExhausted
-// NO_MEMORY on a full disk.
-absl::Status MakeRunDirectory(const std::string& directory);
+// Makes run_dir/job with mode 0700, or 0750 for a group. Errors: CONFIG_INVALID: FailedPrecondition
+// if it belongs to another user, others may enter it, or this process is no member of the group,
+// otherwise with the system's code; ResourceExhausted NO_MEMORY on a full disk.
+absl::Status MakeRunDirectory(const std::string& directory,
+                              std::optional<gid_t> group = std::nullopt);
 
 }  // namespace ckptd
 

@@ -20,14 +20,14 @@ constexpr size_t kMaxFailures = 256;               // failures that are kept
 constexpr size_t kMaxNamed = 16;                   // ranks named in a message
 
 bool SameLoad(const Participant& a, const Participant& b) {
-  if (OfDifferentJobs(a.job, b.job)) return false;
+  if (OfDifferentJobs(a, b)) return false;
   return a.source == b.source || (!a.real_source.empty() && a.real_source == b.real_source);
 }
 
 // Whether one of `all`, of the same job, has joined after `ended` has ended.
 bool HasRejoined(const Participant& ended, const std::vector<Participant>& all) {
   return std::any_of(all.begin(), all.end(), [&ended](const Participant& one) {
-    return one.age < ended.ended_age && !OfDifferentJobs(one.job, ended.job);
+    return one.age < ended.ended_age && !OfDifferentJobs(one, ended);
   });
 }
 
@@ -83,7 +83,7 @@ std::vector<Verdict> GroupParticipants::Update(uint32_t rank, const std::vector<
 void GroupParticipants::Begin(uint32_t rank, const Participant& participant,
                               Clock::time_point now) {
   for (FailedCall& failed : failed_) {
-    const bool others = OfDifferentJobs(failed.participant.job, participant.job);
+    const bool others = OfDifferentJobs(failed.participant, participant);
     failed.over = failed.over || (failed.rank == rank && !others);
   }
   Call call;
@@ -129,27 +129,28 @@ void GroupParticipants::Fail(FailedCall failed) {
 }
 
 void GroupParticipants::NotifyOthers(FailedCall& failed) {
-  Ended ended{{failed.participant.source}, failed.why};
+  const std::optional<uid_t> guest = failed.participant.guest;
+  Ended ended{{failed.participant.source}, failed.why, guest};
   ForOpenCallsOfOthers(failed.rank, failed.participant, [&](Call& other) {
     // A participant that joined later may wait for the next call of that rank.
     if (other.joined > failed.when) return;
     ApplyFailure(other, failed);
     ended.sources.insert(other.participant.source);
   });
-  std::erase_if(ended.sources, [this](const std::string& source)
-                    ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return IsWaitedFor(source); });
+  std::erase_if(ended.sources, [this, guest](const std::string& source)
+                    ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return IsWaitedFor(source, guest); });
   if (!ended.sources.empty()) ended_.push_back(std::move(ended));
 }
 
 // A client whose shard is placed waits for nobody, unless it has a barrier.
-bool GroupParticipants::IsWaitedFor(const std::string& source) const {
-  return std::any_of(calls_.begin(), calls_.end(), [&source](const Calls& calls) {
-    return std::any_of(calls.begin(), calls.end(), [&source](const auto& one) {
+bool GroupParticipants::IsWaitedFor(const std::string& source, std::optional<uid_t> guest) const {
+  return std::any_of(calls_.begin(), calls_.end(), [&](const Calls& calls) {
+    return std::any_of(calls.begin(), calls.end(), [&](const auto& one) {
       const Call& call = one.second;
       const State state = call.participant.state;
       const bool done = state == State::kPlaced && !call.participant.barrier;
-      return call.participant.source == source && !call.verdict.has_value() &&
-             state != State::kFailed && !done;
+      return call.participant.source == source && call.participant.guest == guest &&
+             !call.verdict.has_value() && state != State::kFailed && !done;
     });
   });
 }
@@ -159,12 +160,14 @@ std::vector<GroupParticipants::Ended> GroupParticipants::TakeEnded() {
   return std::exchange(ended_, {});
 }
 
-std::set<std::string> GroupParticipants::JobsOf(uint32_t rank, const std::string& source) const {
+std::set<std::string> GroupParticipants::JobsOf(uint32_t rank, const std::string& source,
+                                                std::optional<uid_t> guest) const {
   MutexLock lock(mutex_);
   std::set<std::string> jobs;
   if (rank >= calls_.size()) return {""};
   for (const auto& [id, call] : calls_[rank]) {
-    if (call.participant.source == source) jobs.insert(call.participant.job);
+    const Participant& one = call.participant;
+    if (one.source == source && one.guest == guest) jobs.insert(one.job);
   }
   if (jobs.empty()) jobs.insert("");
   return jobs;
@@ -180,7 +183,7 @@ void GroupParticipants::ApplyFailure(Call& call, FailedCall& failed) {
 void GroupParticipants::ApplyEarlierFailures(Call& call, Clock::time_point now) {
   for (FailedCall& failed : failed_) {
     if (call.verdict.has_value()) return;
-    if (OfDifferentJobs(call.participant.job, failed.participant.job)) continue;
+    if (OfDifferentJobs(call.participant, failed.participant)) continue;
     const bool outlived = failed.over || call.process_began > failed.when ||
                           failed.notified.count({call.rank, call.participant.pid}) > 0;
     const bool too_late = call.joined - failed.when > timing::kFailureVisibleFor;
@@ -188,16 +191,16 @@ void GroupParticipants::ApplyEarlierFailures(Call& call, Clock::time_point now) 
     const bool same = SameLoad(call.participant, failed.participant);
     // The rank may have made its next call, and its daemon not reported it yet.
     const auto waited = now - std::max(call.began, failed.reported);
-    const bool absent = waited >= timing::kAbsentAfter && !IsInACall(failed.rank, failed.participant.job);
+    const bool absent = waited >= timing::kAbsentAfter && !IsInACall(failed.rank, failed.participant);
     if (same ? waited >= timing::kRejoinGrace : absent) ApplyFailure(call, failed);
   }
 }
 
-bool GroupParticipants::IsInACall(uint32_t rank, const std::string& job) const {
-  return std::any_of(calls_[rank].begin(), calls_[rank].end(), [&job](const auto& one) {
+bool GroupParticipants::IsInACall(uint32_t rank, const Participant& of_its_job) const {
+  return std::any_of(calls_[rank].begin(), calls_[rank].end(), [&of_its_job](const auto& one) {
     const Call& call = one.second;
     return !call.verdict.has_value() && call.participant.state != State::kFailed &&
-           !OfDifferentJobs(call.participant.job, job);
+           !OfDifferentJobs(call.participant, of_its_job);
   });
 }
 

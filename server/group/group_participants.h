@@ -47,12 +47,13 @@ class GroupParticipants {
   struct Ended {
     std::set<std::string> sources;
     absl::Status why;
+    std::optional<uid_t> guest = {};  // the user whose loads those are
   };
   std::vector<Ended> TakeEnded();
-  // The jobs of the clients in a load of `source` at that rank. Contains an empty one if a job is
-  // not known.
-  std::set<std::string> JobsOf(uint32_t rank, const std::string& source) const;
-
+  // The jobs of the user's clients in a load of `source` at that rank. Contains an empty one if a
+  // job is not known.
+  std::set<std::string> JobsOf(uint32_t rank, const std::string& source,
+                               std::optional<uid_t> guest = std::nullopt) const;
 
  private:
   struct Call {
@@ -88,9 +89,10 @@ class GroupParticipants {
   // Applies failures from before it joined, or in other loads.
   void ApplyEarlierFailures(Call& call, Clock::time_point now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsInACall(uint32_t rank, const std::string& job) const
+  bool IsInACall(uint32_t rank, const Participant& of_its_job) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsWaitedFor(const std::string& source) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsWaitedFor(const std::string& source, std::optional<uid_t> guest) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NotePlaced(Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CheckDeadline(Call& call, Clock::time_point now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string Missing(const Call& call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

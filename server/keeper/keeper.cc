@@ -21,7 +21,7 @@ constexpr std::chrono::seconds kSendPatience{1};
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Open(const std::string& path) {
-  CKPTD_ASSIGN_OR_RETURN(UnixListener listener, UnixListener::Open(path, 0600, SOCK_SEQPACKET));
+  CKPTD_ASSIGN_OR_RETURN(UnixListener listener, UnixListener::Open(path, 0600, {}, SOCK_SEQPACKET));
   return std::unique_ptr<Keeper>(new Keeper(std::move(listener)));
 }
 

@@ -103,9 +103,10 @@ void Coordinator::Stop() {
 absl::StatusOr<bool> Coordinator::CanReuse(const Proposal& proposal) {
   const auto files = pending_.FilesToCheck(proposal);
   if (!files.has_value()) return CheckSource(proposal);
-  const absl::Status status =
-      parts_.lookups.CheckFiles(proposal.request.source, *files, Clock::now() + timing::kFileCheck);
-  if (!IsDefinitive(status)) return status;
+  const absl::Status status = parts_.lookups.CheckFiles(
+      proposal.request.source, *files, Clock::now() + timing::kFileCheck,
+      parts_.reading.AccessFor(proposal.request));
+  if (!IsDefinitive(status) || IsDenied(status)) return status;
   return status.ok();
 }
 
@@ -113,8 +114,11 @@ absl::StatusOr<bool> Coordinator::CheckSource(const Proposal& proposal) {
   // A load that waits for others would say what is wrong with its path when they have come.
   const bool waits = IsRankForm(proposal.request) || !parts_.membership.MissingRanks().empty();
   if (!waits || !pending_.IsNew(proposal)) return true;
-  const absl::Status recognised =
-      parts_.lookups.CheckFiles(proposal.request.source, {}, Clock::now() + timing::kRecognise);
+  // Rank 0's trainer, whose files are read, may be about to pass them, too.
+  if (proposal.request.passed && proposal.rank != 0) return true;
+  const absl::Status recognised = parts_.lookups.CheckFiles(
+      proposal.request.source, {}, Clock::now() + timing::kRecognise,
+      parts_.reading.AccessFor(proposal.request));
   if (recognised.ok() || !IsDefinitive(recognised)) return true;
   // Storage that fails now may answer by then.
   if (absl::IsUnavailable(recognised)) return true;
@@ -237,8 +241,8 @@ void Coordinator::Tick() {
   ForgetDeparted();
   TellOfParticipants();
   pending_.Withdraw(0, parts_.catalog.watchers().ReapAbandoned(Clock::now()), Clock::now());
-  pending_.EndConflicts(Clock::now(), [this](uint32_t rank, const std::string& source) {
-    return participants_.JobsOf(rank, source);
+  pending_.EndConflicts(Clock::now(), [this](uint32_t rank, const LoadRequest& request) {
+    return participants_.JobsOf(rank, request.source, UserOf(request.guest));
   });
   NoteOwn();
   FailExpired();
@@ -293,10 +297,15 @@ void Coordinator::TellOfParticipants() {
 
 void Coordinator::CancelEnded() {
   const std::vector<GroupParticipants::Ended> ended = participants_.TakeEnded();
-  for (const auto& [sources, why] : ended) {
-    for (const std::string& source : sources) pending_.CancelWaiting(source, why);
+  for (const auto& [sources, why, guest] : ended) {
+    for (const std::string& source : sources) pending_.CancelWaiting(source, why, guest);
   }
   if (!ended.empty()) WakeForHeartbeat();
+}
+
+std::set<uint32_t> Coordinator::FindMissing(const std::string& name) {
+  pending_.WaitWhilePublishing(name, Clock::now() + timing::kHoldsCall);
+  return holdings_.FindMissing(name);
 }
 
 void Coordinator::WakeForHeartbeat() {

@@ -56,8 +56,8 @@ class Coordinator {
   absl::StatusOr<std::string> Propose(uint32_t rank, const IdentifiedRequest& asked);
   // The same for a request from another daemon. Errors: those of CheckRequest, too.
   absl::StatusOr<std::string> ProposeForMember(uint32_t rank, LoadRequest request);
-  // As Holdings.
-  std::set<uint32_t> FindMissing(const std::string& name) { return holdings_.FindMissing(name); }
+  // As Holdings, once a load of that name that is being published has ended.
+  std::set<uint32_t> FindMissing(const std::string& name);
   // An operator of `rank` gives that load up, for all ranks. Does not wait for its end;
   // nothing where no such load waits or runs. Errors: WRONG_RANK.
   absl::Status CancelFor(uint32_t rank, const std::string& name);

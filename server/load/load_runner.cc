@@ -30,7 +30,12 @@ Deadline Sooner(Deadline deadline, std::chrono::nanoseconds from_now) {
 }  // namespace
 
 LoadRunner::LoadRunner(Parts parts, const ReadyLoad& load, Membership::Session session)
-    : parts_(std::move(parts)), load_(load), session_(std::move(session)) {}
+    : parts_(std::move(parts)),
+      load_(load),
+      session_(std::move(session)),
+      access_(parts_.reading.AccessFor(load.request)),
+      // Other daemons do not have what was passed to this one.
+      reader_(access_.IsPassed(load.request.source) ? ReaderPolicy::kRank0 : parts_.reader) {}
 
 absl::Status LoadRunner::Enter(LoadState state) {
   CKPTD_RETURN_IF_ERROR(load_.state->Advance(state));
@@ -112,7 +117,8 @@ absl::Status LoadRunner::Interrupted() const {
 
 absl::Status LoadRunner::Open() {
   CKPTD_RETURN_IF_ERROR(Enter(LoadState::kOpening));
-  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenSettledCheckpoint(load_.request.source));
+  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened,
+                         OpenSettledCheckpoint(load_.request.source, access_));
   CheckpointIndex& index = opened.index;
   if (!load_.files.empty() && index.files != load_.files) {
     return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
@@ -173,7 +179,7 @@ absl::Status LoadRunner::CheckTied() const {
   for (const auto& layout : load_.layouts) {
     if (layout != nullptr) layouts.push_back(layout.get());
   }
-  return ckptd::CheckTied(*index_, layouts, [this] { return Interrupted(); });
+  return ckptd::CheckTied(*index_, layouts, [this] { return Interrupted(); }, access_);
 }
 
 PrepareCall LoadRunner::CallFor(const Participant& participant) const {
@@ -186,7 +192,7 @@ PrepareCall LoadRunner::CallFor(const Participant& participant) const {
   call.rank_digest = participant.plan->digest;
   call.plan_digest = plan_->digest();
   call.request_digests = load_.request_digests;
-  call.members_read = parts_.reader != ReaderPolicy::kRank0;
+  call.members_read = reader_ != ReaderPolicy::kRank0;
   // What other ranks hold already comes first, whether it waits for memory or not: their clients may
   // wait for this one, and an older load for the memory that they hold.
   const bool waits = Clock::now() < load_.memory_deadline;

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
 #include "common/layout/layout.h"
+#include "common/source/access.h"
 #include "server/catalog/catalog.h"
 #include "server/catalog/lease_table.h"
 #include "server/collective/peer_access.h"
@@ -144,6 +145,8 @@ class LoadRunner {
   Parts parts_;
   const ReadyLoad& load_;
   const Membership::Session session_;
+  const SourceAccess access_;
+  const ReaderPolicy reader_;
   ProgressMeter meter_;
   std::shared_ptr<const CheckpointIndex> index_;
   std::shared_ptr<const GroupPlan> plan_;

@@ -28,7 +28,7 @@ std::vector<ReaderShare> LoadRunner::Shares() const {
     ranks.push_back(participant.rank);
     hosts.push_back(session_.identities[participant.rank].host);
   }
-  return ShareReading(parts_.reader, ranks, hosts);
+  return ShareReading(reader_, ranks, hosts);
 }
 
 std::optional<uint32_t> LoadRunner::RankWithActiveLease() const {
@@ -175,6 +175,7 @@ absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
   options.parts = share.parts;
   options.threads = parts_.reading.threads;
   options.io_mode = parts_.reading.io_mode;
+  options.access = access_;
   options.digests = load_.request.digests && share.parts == 1;
   options.interrupted = [this, &counters, &scatter]() -> absl::Status {
     CKPTD_RETURN_IF_ERROR(fanout_->broken().second);
@@ -195,7 +196,7 @@ absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
   if (Participant* const own_part = Find(0); own_part != nullptr) {
     own_part->carried_bytes = reader.carried_bytes();
   }
-  return CheckUnchanged(*index_);
+  return CheckUnchanged(*index_, access_);
 }
 
 absl::Status LoadRunner::Transfer() {

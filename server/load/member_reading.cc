@@ -78,7 +78,8 @@ absl::Status Interrupted(const MemberReading& parts, const ExecuteCall& call) {
 
 absl::StatusOr<ReadReport> OpenAndRead(const MemberReading& parts, PreparedLoad& incoming,
                                        const ExecuteCall& call) {
-  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, OpenCheckpoint(incoming.request().source));
+  const SourceAccess access = parts.reading.AccessFor(incoming.request());
+  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, OpenCheckpoint(incoming.request().source, access));
   CKPTD_RETURN_IF_ERROR(CheckSameFiles(opened, incoming.index()));
   const auto index = std::make_shared<const CheckpointIndex>(std::move(opened));
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<const GroupPlan> plan,
@@ -100,6 +101,7 @@ absl::StatusOr<ReadReport> OpenAndRead(const MemberReading& parts, PreparedLoad&
   options.parts = call.read.parts;
   options.threads = parts.reading.threads;
   options.io_mode = parts.reading.io_mode;
+  options.access = access;
   options.digests = incoming.request().digests && options.parts == 1;
   options.interrupted = [&] { return Interrupted(parts, call); };
   const auto counters = std::make_shared<TransferProgress>(reader.target_count());
@@ -109,7 +111,7 @@ absl::StatusOr<ReadReport> OpenAndRead(const MemberReading& parts, PreparedLoad&
   parts.own.End(report.ok());
   CKPTD_RETURN_IF_ERROR(report.status());
   incoming.NoteCarried(reader.carried_bytes());
-  CKPTD_RETURN_IF_ERROR(CheckUnchanged(*index));
+  CKPTD_RETURN_IF_ERROR(CheckUnchanged(*index, access));
   if (incoming.request().intended != AttachMode::kExclusive) reader.Keep();
   return report;
 }

@@ -75,9 +75,12 @@ bool PendingLoads::WillFail(const PendingLoad& pending) const {
 bool PendingLoads::Accepts(const std::string& name, const PendingLoad& pending,
                            const Proposal& proposal) const {
   if (pending.load_key != proposal.load_key || WillFail(pending)) return false;
+  // Their layouts may be equal, and yet one job's ranks want what the other's do not; and what
+  // their clients pass may be other files.
+  const bool differ = AreOfTwoJobs(pending.request, proposal.request);
+  const bool passed = pending.request.passed || proposal.request.passed;
+  if (differ && (passed || IsRankForm(proposal.request))) return false;
   if (!IsRankForm(proposal.request)) return true;
-  // Their layouts may be equal, and yet one job's ranks want what the other's do not.
-  if (AreOfTwoJobs(pending.request, proposal.request)) return false;
   const uint32_t rank = proposal.rank;
   // A rank that has proposed something else already begins a later load.
   if (pending.digests[rank] != 0) return pending.digests[rank] == proposal.digest;
@@ -115,6 +118,14 @@ bool PendingLoads::WaitWhileFinishing(const Proposal& proposal, Deadline deadlin
   MutexLock lock(mutex_);
   return changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return !IsFinishing(proposal);
+  });
+}
+
+bool PendingLoads::WaitWhilePublishing(const std::string& name, Deadline deadline) const {
+  MutexLock lock(mutex_);
+  return changed_.WaitUntil(mutex_, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto at = pending_.find(name);
+    return at == pending_.end() || at->second.state->state() != LoadState::kPublishing;
   });
 }
 

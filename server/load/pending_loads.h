@@ -75,6 +75,9 @@ class PendingLoads {
   static constexpr size_t kMostOpen = 256;
   // Waits while such a load ends. False at the deadline.
   bool WaitWhileFinishing(const Proposal& proposal, Deadline deadline) const;
+  // Waits while the load of that name is published: one rank shows its shard before another does.
+  // False at the deadline.
+  bool WaitWhilePublishing(const std::string& name, Deadline deadline) const;
 
   // The rank's trainers that made these proposals (by LoadRequest::proposal_id) have gone: loads
   // that wait for other ranks wait for this one again. One without any proposal left expires.
@@ -107,15 +110,16 @@ class PendingLoads {
   // The names alone, for when it is daemons that are waited for.
   std::vector<std::string> WaitingNames() const;
 
-  // The jobs whose clients wait at `rank` for a load of `source`; among them an empty one where
-  // that is not known.
-  using JobsOf = std::function<std::set<std::string>(uint32_t rank, const std::string& source)>;
+  // The jobs whose clients wait at `rank` for a load as this one, of its source and for its user;
+  // among them an empty one where that is not known.
+  using JobsOf = std::function<std::set<std::string>(uint32_t rank, const LoadRequest& request)>;
   // Cancels loads that have waited for each other's ranks for timing::kConflictPatience: a rank that waits
   // in one does not come to the other. A rank waits in another load of its own job only: loads
   // that are known to be of two jobs are no conflict. `jobs` is called under the lock.
   void EndConflicts(Clock::time_point now, const JobsOf& jobs);
-  // Cancels the loads of that source that wait for ranks, by rank.
-  void CancelWaiting(const std::string& source, const absl::Status& why);
+  // Cancels the loads of that source, for that user, that wait for ranks, by rank.
+  void CancelWaiting(const std::string& source, const absl::Status& why,
+                     std::optional<uid_t> guest = std::nullopt);
   // Cancels a load: a waiting one is among TakeExpired, the runner of one that runs finds out by
   // its state. Nothing where there is no such load, or it is being published. True for a load that
   // was taken to run and will now allocate on no rank: all ranks can be told at once.

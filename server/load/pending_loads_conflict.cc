@@ -20,6 +20,11 @@ absl::Status Conflict(const std::string& source, const std::string& conflict) {
                                source, conflict));
 }
 
+// Loads of two users never wait for each other, and are not told of each other.
+bool OfOneUser(const LoadRequest& a, const LoadRequest& b) {
+  return UserOf(a.guest) == UserOf(b.guest);
+}
+
 bool MayShareOne(const std::set<std::string>& a, const std::set<std::string>& b) {
   return a.count("") > 0 || b.count("") > 0 ||
          std::any_of(a.begin(), a.end(), [&b](const std::string& job) { return b.count(job) > 0; });
@@ -58,7 +63,7 @@ std::string PendingLoads::DescribeConflict(const PendingLoad& pending,
                                            const std::vector<const PendingLoad*>& by_rank) const {
   for (const int32_t rank : missing) {
     const PendingLoad* const other = by_rank[static_cast<size_t>(rank)];
-    if (other == nullptr) continue;
+    if (other == nullptr || !OfOneUser(other->request, pending.request)) continue;
     const bool same = other->request.source == pending.request.source;
     return fmt::format("rank {} loads {}{}", rank, other->request.source,
                        same ? " with other options" : "");
@@ -73,25 +78,28 @@ std::string PendingLoads::DescribeConflict(const PendingLoad& pending,
 
 bool PendingLoads::WaitsFor(const PendingLoad& pending, const std::vector<int32_t>& missing,
                             const PendingLoad& other, const JobsOf& jobs) {
+  if (!OfOneUser(pending.request, other.request)) return false;
   const auto proposed = [&other](int32_t rank) {
     return other.digests[static_cast<size_t>(rank)] != 0;
   };
   if (std::none_of(missing.begin(), missing.end(), proposed)) return false;
   std::set<std::string> own;
   for (uint32_t rank = 0; rank < pending.digests.size(); ++rank) {
-    if (pending.digests[rank] != 0) own.merge(jobs(rank, pending.request.source));
+    if (pending.digests[rank] != 0) own.merge(jobs(rank, pending.request));
   }
   return std::any_of(missing.begin(), missing.end(), [&](int32_t rank) {
     return proposed(rank) &&
-           MayShareOne(own, jobs(static_cast<uint32_t>(rank), other.request.source));
+           MayShareOne(own, jobs(static_cast<uint32_t>(rank), other.request));
   });
 }
 
-void PendingLoads::CancelWaiting(const std::string& source, const absl::Status& why) {
+void PendingLoads::CancelWaiting(const std::string& source, const absl::Status& why,
+                                 std::optional<uid_t> guest) {
   MutexLock lock(mutex_);
   for (auto& [name, pending] : pending_) {
     if (!pending.waits() || !IsRankForm(pending.request)) continue;
-    if (pending.request.source == source) pending.state->Cancel(why);
+    const LoadRequest& request = pending.request;
+    if (request.source == source && UserOf(request.guest) == guest) pending.state->Cancel(why);
   }
 }
 

@@ -38,8 +38,9 @@ void SourceChecker::End(Running& running, const std::string& source) {
   running.changed.NotifyAll();
 }
 
-absl::Status SourceChecker::CheckFiles(const std::string& source, const std::vector<SourceFile>& files,
-                                 Deadline deadline) {
+absl::Status SourceChecker::CheckFiles(const std::string& source,
+                                       const std::vector<SourceFile>& files,
+                                       Deadline deadline, const SourceAccess& access) {
   {
     MutexLock lock(running_->mutex);
     const auto free = [this, &source]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(running_->mutex) {
@@ -55,8 +56,8 @@ absl::Status SourceChecker::CheckFiles(const std::string& source, const std::vec
   auto answer = std::make_shared<std::promise<absl::Status>>();
   std::future<absl::Status> answered = answer->get_future();
   try {
-    std::thread([running = running_, check = check_, index = std::move(index), answer] {
-      answer->set_value(check(index));
+    std::thread([running = running_, check = check_, index = std::move(index), answer, access] {
+      answer->set_value(check(index, access));
       End(*running, index.source);
     }).detach();
   } catch (const std::system_error& error) {
@@ -70,6 +71,11 @@ absl::Status SourceChecker::CheckFiles(const std::string& source, const std::vec
 bool IsDefinitive(const absl::Status& checked) {
   return checked.code() != absl::StatusCode::kDeadlineExceeded &&
          checked.code() != absl::StatusCode::kResourceExhausted;
+}
+
+bool IsDenied(const absl::Status& checked) {
+  const std::string why = ReasonOf(checked);
+  return why == reason::kSourceForbidden || why == reason::kSourceOutsideRoots;
 }
 
 }  // namespace ckptd

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "common/base/mutex.h"
+#include "common/source/access.h"
 #include "common/source/index.h"
 #include "server/protocol/domain.h"
 
@@ -20,7 +21,7 @@ namespace ckptd {
 // Thread-safe. Threads that still wait for their storage outlive it.
 class SourceChecker {
  public:
-  using Check = std::function<absl::Status(const CheckpointIndex&)>;
+  using Check = std::function<absl::Status(const CheckpointIndex&, const SourceAccess&)>;
   // The most threads for one source, and for all. They bound what storage that hangs can hold up.
   static constexpr int kPerSource = 2;
   static constexpr int kAtOnce = 32;
@@ -31,7 +32,7 @@ class SourceChecker {
   // What the check says of `files` of `source`. Errors: its own; DeadlineExceeded DEADLINE, which
   // names the source; ResourceExhausted NO_MEMORY without a thread.
   absl::Status CheckFiles(const std::string& source, const std::vector<SourceFile>& files,
-                          Deadline deadline);
+                          Deadline deadline, const SourceAccess& access = {});
 
  private:
   struct Running {
@@ -50,6 +51,8 @@ class SourceChecker {
 
 // Whether that was an answer about the files, and not that there is none.
 bool IsDefinitive(const absl::Status& checked);
+// Whether that was no: not that the files have changed, but that they are not for this client.
+bool IsDenied(const absl::Status& checked);
 
 }  // namespace ckptd
 

@@ -52,9 +52,10 @@ absl::Status Apart(const Pair& pair, std::string_view how) {
 
 // For equal boxes, extents and strides the bytes of both come in the same order.
 absl::Status ComparePieces(const CheckpointIndex& index, const Pair& pair, const Piece& a,
-                           const Piece& b, const std::function<absl::Status()>& interrupted) {
-  CKPTD_ASSIGN_OR_RETURN(const auto object_a, OpenObject(index.files[a.file].path));
-  CKPTD_ASSIGN_OR_RETURN(const auto object_b, OpenObject(index.files[b.file].path));
+                           const Piece& b, const std::function<absl::Status()>& interrupted,
+                           const SourceAccess& access) {
+  CKPTD_ASSIGN_OR_RETURN(const auto object_a, OpenObject(index.files[a.file].path, access));
+  CKPTD_ASSIGN_OR_RETURN(const auto object_b, OpenObject(index.files[b.file].path, access));
   PieceReader reader_a(*object_a, a, pair.first->dtype);
   PieceReader reader_b(*object_b, b, pair.second->dtype);
   std::vector<std::byte> of_a(std::min(a.bytes, kStep));
@@ -76,7 +77,8 @@ absl::Status ComparePieces(const CheckpointIndex& index, const Pair& pair, const
 }  // namespace
 
 absl::Status CheckTied(const CheckpointIndex& index, std::span<const RankLayout* const> layouts,
-                       const std::function<absl::Status()>& interrupted) {
+                       const std::function<absl::Status()>& interrupted,
+                       const SourceAccess& access) {
   for (const Pair& pair : PairsOf(index, layouts)) {
     const auto& [one, other] = pair;
     const auto same = [](const Piece& a, const Piece& b) {
@@ -88,7 +90,7 @@ absl::Status CheckTied(const CheckpointIndex& index, std::span<const RankLayout*
     }
     for (size_t i = 0; i < one->pieces.size(); ++i) {
       CKPTD_RETURN_IF_ERROR(
-          ComparePieces(index, pair, one->pieces[i], other->pieces[i], interrupted));
+          ComparePieces(index, pair, one->pieces[i], other->pieces[i], interrupted, access));
     }
     Log(LogLevel::kDebug, "{}: '{}' and '{}' are to share memory, and are equal", index.source,
         one->name, other->name);

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "common/layout/layout.h"
+#include "common/source/access.h"
 #include "common/source/index.h"
 
 namespace ckptd {
@@ -16,7 +17,8 @@ namespace ckptd {
 // blocks as storage does, and asks `interrupted` every MiB. Errors: InvalidArgument
 // LAYOUT_MISMATCH naming two of them; those of reading; interrupted's.
 absl::Status CheckTied(const CheckpointIndex& index, std::span<const RankLayout* const> layouts,
-                       const std::function<absl::Status()>& interrupted);
+                       const std::function<absl::Status()>& interrupted,
+                       const SourceAccess& access = {});
 
 }  // namespace ckptd
 

@@ -39,8 +39,8 @@ absl::Status CheckSize(const LoadRequest& request, GroupPlan::Size size, Deadlin
 }  // namespace
 
 absl::StatusOr<GroupPlan> PlanDry(const LoadRequest& request, uint32_t own, Deadline deadline,
-                                  size_t max_copies) {
-  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, OpenCheckpoint(request.source));
+                                  size_t max_copies, const SourceAccess& access) {
+  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, OpenCheckpoint(request.source, access));
   const auto index = std::make_shared<const CheckpointIndex>(std::move(opened));
   std::vector<uint32_t> ranks = {own};
   std::vector<std::shared_ptr<const RankLayout>> layouts;
@@ -58,8 +58,9 @@ absl::StatusOr<GroupPlan> PlanDry(const LoadRequest& request, uint32_t own, Dead
   });
 }
 
-absl::StatusOr<DeviceMap> PlanDevices(const DeviceMapRequest& request) {
-  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(request.source));
+absl::StatusOr<DeviceMap> PlanDevices(const DeviceMapRequest& request,
+                                      const SourceAccess& access) {
+  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex index, OpenCheckpoint(request.source, access));
   CKPTD_ASSIGN_OR_RETURN(const ModuleTree tree, ModuleTree::Make(index, request.tree));
   return PlanDeviceMap(tree, request.devices);
 }

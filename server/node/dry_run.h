@@ -10,6 +10,7 @@
 #include "common/devices/device_map.h"
 #include "common/devices/module_tree.h"
 #include "common/plan/group_plan.h"
+#include "common/source/access.h"
 #include "server/protocol/domain.h"
 
 namespace ckptd {
@@ -21,7 +22,8 @@ inline constexpr size_t kMaxDryRunCopies = 4'000'000;
 // OpenCheckpoint, LayoutRules and GroupPlan; DeadlineExceeded DEADLINE; InvalidArgument
 // INVALID_REQUEST if the plan has more than `max_copies` copies.
 absl::StatusOr<GroupPlan> PlanDry(const LoadRequest& request, uint32_t own, Deadline deadline,
-                                  size_t max_copies = kMaxDryRunCopies);
+                                  size_t max_copies = kMaxDryRunCopies,
+                                  const SourceAccess& access = {});
 
 // The input of a plan for a device map.
 struct DeviceMapRequest {
@@ -31,7 +33,8 @@ struct DeviceMapRequest {
 };
 
 // Opens the source. Errors: those of OpenCheckpoint, ModuleTree and PlanDeviceMap.
-absl::StatusOr<DeviceMap> PlanDevices(const DeviceMapRequest& request);
+absl::StatusOr<DeviceMap> PlanDevices(const DeviceMapRequest& request,
+                                      const SourceAccess& access = {});
 
 }  // namespace ckptd
 

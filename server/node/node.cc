@@ -43,6 +43,10 @@ absl::StatusOr<std::set<uint64_t>> DirtyOffsets(const ShardLeases::Held& held, c
   return offsets;
 }
 
+absl::Status CheckOnStorage(const CheckpointIndex& index, const SourceAccess& access) {
+  return index.files.empty() ? Recognise(index.source, access) : CheckUnchanged(index, access);
+}
+
 // Waits for a worker's answer. Errors: DeadlineExceeded DEADLINE.
 template <typename T>
 absl::StatusOr<T> Await(std::future<absl::StatusOr<T>> future, Deadline deadline,
@@ -76,9 +80,7 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
                  {options_.identity.rank, options_.memory_endpoint,
                   host_tier_.enabled() ? &host_tier_ : nullptr, &comms_, &leases_}),
       participants_([this] { TellGroupNow(); }),
-      lookups_([](const CheckpointIndex& index) {
-        return index.files.empty() ? Recognise(index.source) : CheckUnchanged(index);
-      }) {
+      lookups_(CheckOnStorage) {
   Eviction& eviction = catalog_.eviction();
   eviction.SetLater([this](std::function<void()> free) { load_worker_.Post(std::move(free)); });
   eviction.SetHolders([this](const std::string& name) { return leases_.HoldersOf(name); });
@@ -121,9 +123,16 @@ void Node::Stop() {
   leases_.Stop();
 }
 
+bool Node::InUse() const {
+  if (!leases_.Empty()) return true;
+  const std::vector<CheckpointInfo> all = catalog_.List();
+  return std::any_of(all.begin(), all.end(), [](const CheckpointInfo& info) {
+    return info.state == CheckpointState::kLoading;
+  });
+}
+
 void Node::Drain() {
   draining_ = true;
-  options_.on_drain();
 }
 
 uint64_t Node::Trim() {
@@ -185,7 +194,8 @@ absl::StatusOr<std::optional<Catalog::Match>> Node::FindResident(const Identifie
     return match;
   }
   const absl::Status status =
-      lookups_.CheckFiles(asked.request.source, match->files, Clock::now() + timing::kFileCheck);
+      lookups_.CheckFiles(asked.request.source, match->files, Clock::now() + timing::kFileCheck,
+                          options_.reading.AccessFor(asked.request));
   if (status.ok()) return match;
   if (!IsDefinitive(status)) return status;
   Log(LogLevel::kInfo, "{} is not reused: {}", match->name, MessageOf(status));
@@ -227,6 +237,10 @@ absl::StatusOr<Node::Found> Node::FillMissing(const Catalog::Match& match,
   again.request.timeout = request.timeout;
   again.request.wait_memory = request.wait_memory;
   again.request.proposal_id.clear();
+  // Files are opened for who asks now: those that an earlier job passed may be gone.
+  again.request.guest = request.guest;
+  again.request.job = request.job;
+  again.request.passed = request.passed;
   const uint64_t since = catalog_.Tick();
   CKPTD_ASSIGN_OR_RETURN(const std::string name, Propose(again));
   catalog_.BeginFilling(name, since);
@@ -263,6 +277,7 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
   CKPTD_RETURN_IF_ERROR(
       CheckRequest(request, options_.identity.rank, options_.identity.world_size));
   CKPTD_RETURN_IF_ERROR(catalog_.eviction().CheckKind(request));
+  request.passed = options_.reading.AccessFor(request).IsPassed(request.source);
   const IdentifiedRequest asked(std::move(request));
   LoadReply reply;
   Found found;
@@ -290,22 +305,25 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
 
 absl::StatusOr<OpenedCheckpoint> Node::Inspect(const std::string& source, const CallContext& asker) {
   CKPTD_RETURN_IF_ERROR(CheckSource("inspecting", source));
-  return queries_.Ask<OpenedCheckpoint>([source] { return OpenWithRemarks(source); }, asker,
-                                        "inspecting " + source);
+  return queries_.Ask<OpenedCheckpoint>(
+      [source, access = AccessFor(asker)] { return OpenWithRemarks(source, access); }, asker,
+      "inspecting " + source);
 }
 
 absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, const CallContext& asker) {
   CKPTD_RETURN_IF_ERROR(CheckSource("planning", request.source));
-  const auto plan = [request, own = options_.identity.rank, deadline = asker.deadline] {
-    return PlanDry(request, own, deadline);
+  const auto plan = [request, own = options_.identity.rank, deadline = asker.deadline,
+                     access = AccessFor(asker)] {
+    return PlanDry(request, own, deadline, kMaxDryRunCopies, access);
   };
   return queries_.Ask<GroupPlan>(plan, asker, "planning " + request.source);
 }
 
 absl::StatusOr<DeviceMap> Node::Plan(const DeviceMapRequest& request, const CallContext& asker) {
   CKPTD_RETURN_IF_ERROR(CheckSource("planning", request.source));
-  return queries_.Ask<DeviceMap>([request] { return PlanDevices(request); }, asker,
-                                 "planning devices for " + request.source);
+  return queries_.Ask<DeviceMap>(
+      [request, access = AccessFor(asker)] { return PlanDevices(request, access); }, asker,
+      "planning devices for " + request.source);
 }
 
 absl::StatusOr<Node::Verification> Node::Compare(const std::string& name,
@@ -408,9 +426,9 @@ std::string Node::group_secret() const {
   return membership_ == nullptr ? follower_->secret() : membership_->secret();
 }
 
-absl::StatusOr<std::string> Node::TrainerKey() const {
+absl::StatusOr<std::string> Node::TrainerKey(const std::optional<Caller>& guest) const {
   const std::string secret = group_secret();
-  if (!secret.empty()) return DeriveTrainerKey(secret);
+  if (!secret.empty()) return DeriveTrainerKey(secret, UserOf(guest));
   return MakeError(absl::StatusCode::kUnavailable, reason::kRankMissing,
                    fmt::format("asking rank {}'s daemon for the group's key: it has not joined rank "
                                "0's daemon yet; see the logs of both if this lasts",

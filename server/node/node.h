@@ -44,8 +44,6 @@ class Node {
     std::shared_ptr<LeaderLink> leader;
     // Called with the group's secret whenever it changes (members only).
     std::function<void(const std::string&)> on_secret;
-    // Called when the daemon accepts no new work any more.
-    std::function<void()> on_drain = [] {};
     std::map<std::string, std::string> config;  // effective settings, for info
     std::string tier_reason;                    // why shards are in this memory, for info
     // Makes communicators with other GPUs. Null: none, and `no_comms` is the reason.
@@ -96,7 +94,7 @@ class Node {
   absl::StatusOr<Unloaded> Unload(const std::string& name, bool force, bool idle = false);
   // The key with which trainers authenticate messages to each other; see trainer_key.h. Errors:
   // RANK_MISSING on a member that has not joined.
-  absl::StatusOr<std::string> TrainerKey() const;
+  absl::StatusOr<std::string> TrainerKey(const std::optional<Caller>& guest = std::nullopt) const;
   Catalog& catalog() { return catalog_; }
   LeaseTable& leases() { return leases_; }
   LocalParticipants& participants() { return participants_; }
@@ -110,6 +108,8 @@ class Node {
   // block.
   void DropReleased();
   absl::Status CheckNotDraining() const;
+  // Whether a client has a lease, or waits for a load.
+  bool InUse() const;
   struct Info {
     MemberIdentity identity;
     uint64_t epoch = 0;
@@ -183,6 +183,11 @@ class Node {
   MemberReading PartsOfReading();
   // Ends this rank's part of a load. After an error, tears its communicator down.
   absl::StatusOr<ReadReport> EndPart(absl::StatusOr<ReadReport> report);
+
+  // How a source may be read for the caller.
+  SourceAccess AccessFor(const CallContext& asker) const {
+    return {options_.reading.rules, asker.guest, asker.job};
+  }
 
   const Options options_;
   MemoryBackend& backend_;

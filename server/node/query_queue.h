@@ -6,6 +6,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -23,6 +24,9 @@ struct CallContext {
       : deadline(until), gone(std::move(has_gone)) {}
   Deadline deadline;
   std::function<bool()> gone = [] { return false; };  // polled now and then
+  // As in LoadRequest.
+  std::optional<Caller> guest = {};
+  std::string job = {};
 };
 
 // Answers queries one after the other, concurrently with loads. Node owns it. Thread-safe.

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdlib>
+#include <string>
 
 namespace ckptd {
 namespace {
@@ -15,11 +16,13 @@ constexpr std::string_view kLabel = "ckptd trainers 1";
 
 }  // namespace
 
-std::string DeriveTrainerKey(std::string_view group_secret) {
+std::string DeriveTrainerKey(std::string_view group_secret, std::optional<uid_t> guest) {
   std::array<unsigned char, SHA256_DIGEST_LENGTH> key = {};
-  const auto* const label = reinterpret_cast<const unsigned char*>(kLabel.data());
+  std::string of(kLabel);
+  if (guest.has_value()) of += " of uid " + std::to_string(*guest);
+  const auto* const label = reinterpret_cast<const unsigned char*>(of.data());
   if (HMAC(EVP_sha256(), group_secret.data(), static_cast<int>(group_secret.size()), label,
-           kLabel.size(), key.data(), nullptr) == nullptr) {
+           of.size(), key.data(), nullptr) == nullptr) {
     std::abort();  // out of memory
   }
   return {reinterpret_cast<const char*>(key.data()), key.size()};

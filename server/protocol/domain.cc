@@ -99,6 +99,7 @@ uint64_t LoadKey(const LoadRequest& request) {
   out.Number(request.digests ? 1 : 0);
   out.Number(request.intended == AttachMode::kExclusive ? 1 : 0);
   out.Number(request.kind.has_value() && EndsWithDaemon(*request.kind) ? 1 : 0);
+  if (request.guest.has_value()) out.Number(request.guest->uid);
   return out.Digest();
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/base/caller.h"
 #include "common/layout/layout.h"
 #include "common/plan/plan.h"
 #include "common/source/index.h"
@@ -71,12 +72,19 @@ struct LoadRequest {
   std::string job = {};
   // Tells this proposal from others, also from an equal one. No part of the identity.
   std::string proposal_id = {};
+  // A client of another user, for whom nothing is read that it could not read itself; unset: one
+  // whom the daemons trust. Its user is part of the identity, so that what is loaded for one user
+  // is never another's; where the files are the same, it lies in the same memory, as a view.
+  std::optional<Caller> guest = {};
+  // The client has passed files of the source to its daemon: rank 0's may be about to come, too. No
+  // part of the identity.
+  bool passed = false;
 };
 
 bool IsRankForm(const LoadRequest& request);
 // Digest of the fields all ranks share: source, form, rules, policy, digests,
-// whether the memory is meant to be EXCLUSIVE, and whether to be CUDA_IPC: the other
-// kinds are what a tier has by itself.
+// whether the memory is meant to be EXCLUSIVE, whether to be CUDA_IPC (the other
+// kinds are what a tier has by itself), and a guest's user.
 uint64_t LoadKey(const LoadRequest& request);
 // Digest of what one rank asks for: LoadKey and, in rank form, its layout.
 uint64_t RequestDigest(const LoadRequest& request);
@@ -138,6 +146,7 @@ struct CheckpointInfo {
   std::string layout;
   // The checkpoint whose memory it is a view of; empty: it has its own.
   std::string served_from;
+  std::optional<uid_t> loaded_for;  // a guest's user; unset: clients whom the daemon trusts
 };
 
 // A checkpoint a daemon still holds, as it tells a (new) leader.

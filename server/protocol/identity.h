@@ -4,8 +4,13 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace ckptd {
+
+// The host in the address of a member that does not know its own, because it could not look the
+// leader up when it started. The leader puts the host in its place that the member calls from.
+inline constexpr std::string_view kUnknownHost = "[::]";
 
 struct MemberIdentity {
   std::string job;

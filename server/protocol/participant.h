@@ -2,9 +2,12 @@
 #ifndef CKPTD_SERVER_PROTOCOL_PARTICIPANT_H_
 #define CKPTD_SERVER_PROTOCOL_PARTICIPANT_H_
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -24,6 +27,7 @@ struct Participant {
   std::string real_source;
   // Tells its job from others that use the same daemons; empty: not known.
   std::string job = {};
+  std::optional<uid_t> guest = {};  // a guest's user; unset: a client whom the daemons trust
   uint32_t pid = 0;
   // It waits until every rank has placed its shard.
   bool barrier = false;
@@ -36,9 +40,9 @@ struct Participant {
   absl::Status failure = {};  // when kFailed
 };
 
-// Whether both are known, and differ.
-inline bool OfDifferentJobs(const std::string& a, const std::string& b) {
-  return !a.empty() && !b.empty() && a != b;
+// Whether both jobs are known, and differ. Participants of two users are always of two jobs.
+inline bool OfDifferentJobs(const Participant& a, const Participant& b) {
+  return a.guest != b.guest || (!a.job.empty() && !b.job.empty() && a.job != b.job);
 }
 
 // How the load has ended for a participant. OK: every rank has placed its shard.

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
+#include "common/source/access.h"
 #include "server/protocol/domain.h"
 #include "server/protocol/identity.h"
 #include "server/transfer/transfer_types.h"
@@ -42,6 +43,12 @@ struct ReadingOptions {
   unsigned threads = 0;  // 0: one per core
   IoMode io_mode = IoMode::kAuto;
   CommChoice comm = CommChoice::kAuto;  // the leader's decides
+  std::shared_ptr<const SourceRules> rules = std::make_shared<SourceRules>();
+
+  // How the source of a load may be read.
+  SourceAccess AccessFor(const LoadRequest& request) const {
+    return {rules, request.guest, request.job};
+  }
 };
 
 // One reader's share of a load: part `part` of `parts` of the work of `targets`.

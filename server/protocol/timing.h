@@ -51,7 +51,8 @@ inline constexpr seconds kFindMissing{8};  // a member asks the leader, which as
 inline constexpr seconds kCancel{8};  // a member tells the leader, whose readers notice and abort
 inline constexpr minutes kLongestPeerCall{10};  // where a peer names no deadline
 static_assert(kPrepare > kMemberCall && kMemberCall > kAbort && kAbort > kProbe);
-static_assert(kFindMissing > 2 * kHoldsCall);  // the answer for an earlier caller, then its own
+// The end of a load that is being published, the answer for an earlier caller, then its own.
+static_assert(kFindMissing > 3 * kHoldsCall);
 static_assert(kCancel > kAbort + kProbe);
 static_assert(kLongestPeerCall > kPrepare);
 

@@ -34,7 +34,8 @@ constexpr std::chrono::seconds kBetweenWarnings{10};
 
 absl::Status CannotBind(const std::string& address, const std::string& why) {
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
-                   fmt::format("listening on {}: {}choose another --rendezvous or --advertise",
+                   fmt::format("listening on {}: {}choose another --rendezvous, --advertise, "
+                               "--peer-port or --health-port",
                                address, why));
 }
 
@@ -107,19 +108,20 @@ absl::StatusOr<TcpListener> ListenTcp(const std::string& address) {
 }
 
 absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Start(int listener, std::string address,
-                                                          Take take) {
+                                                          double may_open, Take take) {
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return ErrnoStatus(errno, "creating an eventfd");
   std::unique_ptr<Acceptor> acceptor(
-      new Acceptor(listener, std::move(address), std::move(take), std::move(wake)));
+      new Acceptor(listener, std::move(address), may_open, std::move(take), std::move(wake)));
   CKPTD_ASSIGN_OR_RETURN(acceptor->thread_,
                          StartThread("taking connections", [raw = acceptor.get()] { raw->Loop(); }));
   return acceptor;
 }
 
-Acceptor::Acceptor(int listener, std::string address, Take take, UniqueFd wake)
+Acceptor::Acceptor(int listener, std::string address, double may_open, Take take, UniqueFd wake)
     : listener_(listener),
       address_(std::move(address)),
+      may_open_(may_open),
       take_(std::move(take)),
       wake_(std::move(wake)) {}
 
@@ -162,8 +164,8 @@ milliseconds Acceptor::AcceptSome() {
 bool Acceptor::MayKeep(const UniqueFd& connection) {
   rlimit limit = {};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return true;
-  const rlim_t most = limit.rlim_cur - limit.rlim_cur / 4;
-  if (static_cast<rlim_t>(connection.get()) < most) return true;
+  const double most = static_cast<double>(limit.rlim_cur) * may_open_;
+  if (static_cast<double>(connection.get()) < most) return true;
   Warn(fmt::format("connections are closed, because {} of {} "
                    "descriptors are open", connection.get(),
                    limit.rlim_cur));

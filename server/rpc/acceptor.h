@@ -25,25 +25,25 @@ struct TcpListener {
 // bound.
 absl::StatusOr<TcpListener> ListenTcp(const std::string& address);
 
-// Accepts connections on a thread of its own. If they have used up three quarters of this
-// process's descriptors, further ones are closed at once, so that the daemon can go on working.
-// GrpcServer owns it.
+// Accepts connections on a thread of its own. If a share of this process's descriptors is open,
+// further ones are closed at once, so that the daemon can go on working. GrpcServer owns it.
 class Acceptor {
  public:
   // Gets each connection and owns it: non-blocking, close-on-exec.
   using Take = std::function<void(UniqueFd connection)>;
 
   // `listener` must be non-blocking and outlive the acceptor; the caller owns it. `address` is
-  // for people. Errors: ResourceExhausted without a thread or a descriptor.
+  // for people. `may_open`: that share of the descriptors, from 0 to 1. Errors: ResourceExhausted
+  // without a thread or a descriptor.
   static absl::StatusOr<std::unique_ptr<Acceptor>> Start(int listener, std::string address,
-                                                         Take take);
+                                                         double may_open, Take take);
   // No connection is accepted afterwards.
   ~Acceptor();
   Acceptor(const Acceptor&) = delete;
   Acceptor& operator=(const Acceptor&) = delete;
 
  private:
-  Acceptor(int listener, std::string address, Take take, UniqueFd wake);
+  Acceptor(int listener, std::string address, double may_open, Take take, UniqueFd wake);
   void Loop();
   // Accepts some connections. Returns how long to ignore the listener then.
   std::chrono::milliseconds AcceptSome();
@@ -52,6 +52,7 @@ class Acceptor {
 
   const int listener_;
   const std::string address_;
+  const double may_open_;
   const Take take_;
   const UniqueFd wake_;                                // eventfd: stop
   std::chrono::steady_clock::time_point quiet_until_;  // no warning before this time

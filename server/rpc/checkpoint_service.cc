@@ -26,12 +26,23 @@ constexpr int kMaxAwaitingEnd = 16;  // each occupies a server thread
 // Each watch occupies a server thread.
 constexpr int kMaxWatchers = 64;
 
-// The caller, and whether it has gone: then nobody needs the answer.
-CallContext AskerOf(const grpc::ServerContext& context) {
-  return {DeadlineOf(context, timing::kLongestClientCall), [&context] { return context.IsCancelled(); }};
+}  // namespace
+
+CallContext CheckpointServiceImpl::AskerOf(const grpc::ServerContext& context,
+                                           const std::string& job_key) const {
+  CallContext asker(DeadlineOf(context, timing::kLongestClientCall),
+                    [&context] { return context.IsCancelled(); });
+  asker.guest = guest_;
+  asker.job = JobFrom(job_key);
+  return asker;
 }
 
-}  // namespace
+absl::StatusOr<CheckpointInfo> CheckpointServiceImpl::Find(std::string_view doing,
+                                                           const std::string& name) const {
+  CKPTD_ASSIGN_OR_RETURN(CheckpointInfo info, node_.catalog().Get(name));
+  CKPTD_RETURN_IF_ERROR(CheckUse(guest_, info.loaded_for, fmt::format("{} {}", doing, name)));
+  return info;
+}
 
 // Further pages come from the index of the first one, without opening the source again.
 absl::Status CheckpointServiceImpl::Inspect(const v1::InspectCheckpointRequest& request,
@@ -67,7 +78,7 @@ absl::Status CheckpointServiceImpl::Inspect(const v1::InspectCheckpointRequest& 
 grpc::Status CheckpointServiceImpl::InspectCheckpoint(grpc::ServerContext* context,
                                                       const v1::InspectCheckpointRequest* request,
                                                       v1::InspectCheckpointResponse* response) {
-  return ToGrpc(Inspect(*request, AskerOf(*context), response));
+  return ToGrpc(Inspect(*request, AskerOf(*context, request->job_key()), response));
 }
 
 grpc::Status CheckpointServiceImpl::PlanDevices(const grpc::ServerContext& context,
@@ -75,7 +86,7 @@ grpc::Status CheckpointServiceImpl::PlanDevices(const grpc::ServerContext& conte
                                                 v1::PlanLoadResponse& response) {
   const auto devices = DeviceMapRequestFrom(request);
   if (!devices.ok()) return ToGrpc(devices.status());
-  const auto map = node_.Plan(*devices, AskerOf(context));
+  const auto map = node_.Plan(*devices, AskerOf(context, request.spec().job_key()));
   if (!map.ok()) return ToGrpc(map.status());
   *response.mutable_device_map() = ToProto(*map);
   return grpc::Status::OK;
@@ -87,7 +98,7 @@ grpc::Status CheckpointServiceImpl::PlanLoad(grpc::ServerContext* context,
   if (request->has_device_map()) return PlanDevices(*context, *request, *response);
   auto load = FromProto(request->spec());
   if (!load.ok()) return ToGrpc(load.status());
-  const auto dry = node_.Plan(*load, AskerOf(*context));
+  const auto dry = node_.Plan(*load, AskerOf(*context, request->spec().job_key()));
   if (!dry.ok()) return ToGrpc(dry.status());
   *response = ToProto(*dry);
   return grpc::Status::OK;
@@ -98,6 +109,7 @@ grpc::Status CheckpointServiceImpl::LoadCheckpoint(grpc::ServerContext*,
                                                    v1::LoadCheckpointResponse* response) {
   auto load = FromProto(request->spec());
   if (!load.ok()) return ToGrpc(load.status());
+  load->guest = guest_;
   const auto reply =
       node_.Load(std::move(load).value(), request->request_id(), !request->no_hold());
   if (!reply.ok()) return ToGrpc(reply.status());
@@ -139,6 +151,8 @@ grpc::Status CheckpointServiceImpl::WatchCheckpoint(
   const std::string& load = request->load_request_id();
   const absl::Status id = CheckRequestId("watching", request->name(), load);
   if (!id.ok()) return ToGrpc(id);
+  const absl::Status found = Find("watching", request->name()).status();
+  if (!found.ok()) return ToGrpc(found);
   if (++watchers_ > kMaxWatchers) {
     --watchers_;
     return ToGrpc(MakeError(absl::StatusCode::kResourceExhausted, reason::kTooManyWaiting,
@@ -161,9 +175,9 @@ grpc::Status CheckpointServiceImpl::WatchCheckpoint(
 grpc::Status CheckpointServiceImpl::GetCheckpoint(grpc::ServerContext*,
                                                   const v1::GetCheckpointRequest* request,
                                                   v1::GetCheckpointResponse* response) {
-  node_.catalog().watchers().WasPolled(request->name());
-  const auto info = node_.catalog().Get(request->name());
+  const auto info = Find("asking for", request->name());
   if (!info.ok()) return ToGrpc(info.status());
+  node_.catalog().watchers().WasPolled(request->name());
   *response->mutable_checkpoint() = ToProto(*info);
   return grpc::Status::OK;
 }
@@ -171,7 +185,7 @@ grpc::Status CheckpointServiceImpl::GetCheckpoint(grpc::ServerContext*,
 grpc::Status CheckpointServiceImpl::ListCheckpoints(grpc::ServerContext*,
                                                     const v1::ListCheckpointsRequest* request,
                                                     v1::ListCheckpointsResponse* response) {
-  const std::vector<CheckpointInfo> infos = node_.catalog().List();
+  const std::vector<CheckpointInfo> infos = node_.catalog().List(guest_);
   const auto begin = PositionFrom(request->page_token(), infos.size());
   if (!begin.ok()) return ToGrpc(begin.status());
   constexpr size_t kLargestPage = 500;
@@ -182,11 +196,12 @@ grpc::Status CheckpointServiceImpl::ListCheckpoints(grpc::ServerContext*,
   response->set_device_uuid(node_.device());
   response->set_rank(static_cast<int32_t>(node_.options().identity.rank));
   response->set_world_size(static_cast<int32_t>(node_.options().identity.world_size));
+  response->set_fd_socket(fd_socket_);
   return grpc::Status::OK;
 }
 
 absl::Status CheckpointServiceImpl::CheckKind(const v1::AcquireShardRequest& request) const {
-  CKPTD_ASSIGN_OR_RETURN(const CheckpointInfo info, node_.catalog().Get(request.name()));
+  CKPTD_ASSIGN_OR_RETURN(const CheckpointInfo info, Find("acquiring", request.name()));
   if (Accepts(request, info.kind)) return absl::OkStatus();
   const std::string device = node_.device();
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
@@ -241,6 +256,8 @@ grpc::Status CheckpointServiceImpl::AcquireShard(grpc::ServerContext* context,
 grpc::Status CheckpointServiceImpl::ListShardTensors(grpc::ServerContext*,
                                                      const v1::ListShardTensorsRequest* request,
                                                      v1::ListShardTensorsResponse* response) {
+  const auto found = Find("listing the tensors of", request->name());
+  if (!found.ok()) return ToGrpc(found.status());
   const auto shard = node_.catalog().leases().Table(request->name());
   if (!shard.ok()) return ToGrpc(shard.status());
   const auto begin = PositionFrom(request->page_token(), TableRows(**shard));
@@ -254,13 +271,19 @@ grpc::Status CheckpointServiceImpl::ListShardTensors(grpc::ServerContext*,
 grpc::Status CheckpointServiceImpl::ReleaseShard(grpc::ServerContext*,
                                                  const v1::ReleaseShardRequest* request,
                                                  v1::ReleaseShardResponse*) {
+  const std::string& lease = request->lease();
+  const std::string name = lease.substr(0, lease.find("/leases/"));
+  const absl::Status found = Find("releasing a lease of", name).status();
+  if (absl::IsPermissionDenied(found)) return ToGrpc(found);
   return ToGrpc(node_.leases().Release(request->lease()));
 }
 
 grpc::Status CheckpointServiceImpl::VerifyCheckpoint(grpc::ServerContext* context,
                                                      const v1::VerifyCheckpointRequest* request,
                                                      v1::VerifyCheckpointResponse* response) {
-  const auto result = node_.Verify(request->name(), AskerOf(*context));
+  const auto found = Find("verifying", request->name());
+  if (!found.ok()) return ToGrpc(found.status());
+  const auto result = node_.Verify(request->name(), AskerOf(*context, ""));
   if (!result.ok()) return ToGrpc(result.status());
   response->set_tensor_count(result->tensors);
   response->set_bytes(result->bytes);
@@ -273,7 +296,7 @@ grpc::Status CheckpointServiceImpl::VerifyCheckpoint(grpc::ServerContext* contex
 grpc::Status CheckpointServiceImpl::GetTrainerKey(grpc::ServerContext*,
                                                   const v1::GetTrainerKeyRequest*,
                                                   v1::GetTrainerKeyResponse* response) {
-  auto key = node_.TrainerKey();
+  auto key = node_.TrainerKey(guest_);
   if (!key.ok()) return ToGrpc(key.status());
   response->set_key(*std::move(key));
   return grpc::Status::OK;
@@ -282,7 +305,7 @@ grpc::Status CheckpointServiceImpl::GetTrainerKey(grpc::ServerContext*,
 grpc::ServerUnaryReactor* CheckpointServiceImpl::JoinLoad(grpc::CallbackServerContext*,
                                                           const v1::JoinLoadRequest* request,
                                                           v1::JoinLoadResponse* response) {
-  return ckptd::JoinLoad(node_, *request, response);
+  return ckptd::JoinLoad(node_, *request, UserOf(guest_), response);
 }
 
 grpc::Status CheckpointServiceImpl::LeaveLoad(grpc::ServerContext*,

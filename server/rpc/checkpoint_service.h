@@ -1,24 +1,30 @@
-// ckptd.v1.CheckpointService: validates, calls the node, converts. Thread-safe.
+// ckptd.v1.CheckpointService, for the clients of one user: validates, calls the node, converts.
+// Thread-safe.
 #ifndef CKPTD_SERVER_RPC_CHECKPOINT_SERVICE_H_
 #define CKPTD_SERVER_RPC_CHECKPOINT_SERVICE_H_
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "ckptd/v1/checkpoint_service.grpc.pb.h"
 #include "common/base/mutex.h"
 #include "common/source/index.h"
 #include "server/node/node.h"
+#include "server/protocol/access_policy.h"
 
 namespace ckptd {
 
 class CheckpointServiceImpl final
     : public v1::CheckpointService::WithCallbackMethod_JoinLoad<v1::CheckpointService::Service> {
  public:
-  // Clients are told the path `fd_socket`. `node` must outlive the service.
-  CheckpointServiceImpl(Node& node, std::string fd_socket)
-      : node_(node), fd_socket_(std::move(fd_socket)) {}
+  // Clients are told the path `fd_socket`. `node` must outlive the service. `guest`: who calls;
+  // unset: clients whom the daemon trusts.
+  CheckpointServiceImpl(Node& node, std::string fd_socket, std::optional<Caller> guest = {})
+      : node_(node), fd_socket_(std::move(fd_socket)), guest_(std::move(guest)) {}
 
   grpc::Status InspectCheckpoint(grpc::ServerContext* context,
                                  const v1::InspectCheckpointRequest* request,
@@ -67,9 +73,15 @@ class CheckpointServiceImpl final
   absl::Status CheckKind(const v1::AcquireShardRequest& request) const;
   absl::Status Inspect(const v1::InspectCheckpointRequest& request, const CallContext& asker,
                        v1::InspectCheckpointResponse* response);
+  // The caller, and whether it has gone: then nobody needs the answer.
+  CallContext AskerOf(const grpc::ServerContext& context, const std::string& job_key) const;
+  // The checkpoint, if these clients may see and use it. Errors: CHECKPOINT_NOT_FOUND,
+  // CALLER_NOT_ALLOWED.
+  absl::StatusOr<CheckpointInfo> Find(std::string_view doing, const std::string& name) const;
 
   Node& node_;
   const std::string fd_socket_;
+  const std::optional<Caller> guest_;
   std::atomic<int> watchers_ = 0;
   std::atomic<int> awaiting_end_ = 0;
   Mutex inspected_mutex_;

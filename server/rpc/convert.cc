@@ -205,10 +205,26 @@ absl::StatusOr<LoadRequest> FromProto(const v1::LoadSpec& spec) {
   CKPTD_ASSIGN_OR_RETURN(out.intended, FromProto(spec.intended_mode()));
   CKPTD_ASSIGN_OR_RETURN(out.kind, FromProto(spec.handle_kind()));
   out.digests = !spec.skip_digests();
-  out.job = SendableText(spec.job_key(), kMaxJobBytes);
+  out.job = JobFrom(spec.job_key());
   out.timeout = TimeoutFrom(spec.timeout(), spec.has_timeout());
   out.wait_memory = std::clamp<std::chrono::nanoseconds>(
       FromProto(spec.wait_memory()), std::chrono::nanoseconds(0), timing::kMaxTimeout);
+  return out;
+}
+
+std::string JobFrom(const std::string& job_key) { return SendableText(job_key, kMaxJobBytes); }
+
+v1::Caller ToProto(const Caller& caller) {
+  v1::Caller out;
+  out.set_uid(caller.uid);
+  out.set_gid(caller.gid);
+  out.mutable_groups()->Add(caller.groups.begin(), caller.groups.end());
+  return out;
+}
+
+Caller FromProto(const v1::Caller& caller) {
+  Caller out{caller.uid(), caller.gid(), {caller.groups().begin(), caller.groups().end()}};
+  std::sort(out.groups.begin(), out.groups.end());
   return out;
 }
 
@@ -217,12 +233,16 @@ v1::ProposeRequest ToProto(uint32_t rank, const LoadRequest& request) {
   out.set_rank(static_cast<int32_t>(rank));
   *out.mutable_spec() = ToProto(request);
   out.set_proposal_id(request.proposal_id);
+  if (request.guest.has_value()) *out.mutable_guest() = ToProto(*request.guest);
+  out.set_passed(request.passed);
   return out;
 }
 
 absl::StatusOr<LoadRequest> FromProto(const v1::ProposeRequest& request) {
   CKPTD_ASSIGN_OR_RETURN(LoadRequest out, FromProto(request.spec()));
   out.proposal_id = request.proposal_id();
+  if (request.has_guest()) out.guest = FromProto(request.guest());
+  out.passed = request.passed();
   return out;
 }
 

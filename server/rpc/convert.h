@@ -48,6 +48,10 @@ absl::StatusOr<LoadRequest> FromProto(const v1::LoadSpec& spec);
 // For a request with a device map. Errors: ParseMaxMemory's; InvalidArgument INVALID_REQUEST if
 // it has a layout, too.
 absl::StatusOr<DeviceMapRequest> DeviceMapRequestFrom(const v1::PlanLoadRequest& request);
+v1::Caller ToProto(const Caller& caller);
+Caller FromProto(const v1::Caller& caller);
+// Tells jobs apart, in loads, participants and passed files alike.
+std::string JobFrom(const std::string& job_key);
 v1::ProposeRequest ToProto(uint32_t rank, const LoadRequest& request);
 absl::StatusOr<LoadRequest> FromProto(const v1::ProposeRequest& request);
 

@@ -62,6 +62,7 @@ v1::PrepareRequest ToProto(const PrepareCall& call) {
   out.set_epoch(call.epoch);
   out.set_name(call.name);
   *out.mutable_spec() = ToProto(call.request);
+  if (call.request.guest.has_value()) *out.mutable_guest() = ToProto(*call.request.guest);
   out.set_load_key(LoadKey(call.request));
   *out.mutable_index() = ToProto(*call.index);
   out.set_rank_digest(call.rank_digest);
@@ -78,6 +79,7 @@ absl::StatusOr<PrepareCall> FromProto(const v1::PrepareRequest& in) {
   call.epoch = in.epoch();
   call.name = in.name();
   CKPTD_ASSIGN_OR_RETURN(call.request, FromProto(in.spec()));
+  if (in.has_guest()) call.request.guest = FromProto(in.guest());
   if (LoadKey(call.request) != in.load_key()) return Malformed("its load key differs");
   CKPTD_ASSIGN_OR_RETURN(CheckpointIndex index, IndexFrom(in.index()));
   call.index = std::make_shared<const CheckpointIndex>(std::move(index));

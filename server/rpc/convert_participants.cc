@@ -85,6 +85,7 @@ v1::LoadParticipant ToProto(const Participant& participant) {
   *joined.mutable_process_age() = ToProto(participant.process_age);
   *joined.mutable_timeout() =
       ToProto(std::max(participant.time_left, std::chrono::nanoseconds(0)));
+  if (participant.guest.has_value()) out.set_guest_uid(*participant.guest);
   *out.mutable_age() = ToProto(participant.age);
   *out.mutable_ended_age() = ToProto(participant.ended_age);
   out.set_placed(participant.state == Participant::State::kPlaced);
@@ -97,6 +98,7 @@ v1::LoadParticipant ToProto(const Participant& participant) {
 
 Participant FromProto(const v1::LoadParticipant& in) {
   Participant participant = FromProto(in.joined());
+  if (in.has_guest_uid()) participant.guest = in.guest_uid();
   participant.age = AgeFrom(in.age());
   participant.ended_age = AgeFrom(in.ended_age());
   if (in.has_failure()) {

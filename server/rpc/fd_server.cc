@@ -9,13 +9,17 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "common/base/fd_passing.h"
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/protocol/timing.h"
+#include "server/rpc/convert.h"
 
 namespace ckptd {
 namespace {
@@ -26,6 +30,7 @@ constexpr int kTickMs = 500;
 constexpr int kPauseMs = 100;
 // Connections to accept before other connections are served.
 constexpr size_t kAcceptedAtOnce = 64;
+constexpr size_t kReadAtOnce = 64 << 10;  // bytes of paths
 
 // Header of every message, 16 bytes little-endian.
 struct Header {
@@ -68,23 +73,29 @@ void SendError(int socket, const absl::Status& status) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<FdServer>> FdServer::Start(const std::string& path,
-                                                          LeaseTable& leases,
+                                                          LeaseTable& leases, Options options,
                                                           std::vector<Adopted> adopted) {
-  CKPTD_ASSIGN_OR_RETURN(UnixListener listener, UnixListener::Open(path, 0600));
+  const std::optional<gid_t> group = options.policy.group;
+  CKPTD_ASSIGN_OR_RETURN(UnixListener listener,
+                         UnixListener::Open(path, group.has_value() ? 0660 : 0600, group));
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return ErrnoStatus(errno, "creating an eventfd");
-  return std::unique_ptr<FdServer>(
-      new FdServer(leases, std::move(listener), std::move(wake), std::move(adopted)));
+  return std::unique_ptr<FdServer>(new FdServer(leases, std::move(listener), std::move(wake),
+                                                std::move(options), std::move(adopted)));
 }
 
-FdServer::FdServer(LeaseTable& leases, UnixListener listener, UniqueFd wake,
+FdServer::FdServer(LeaseTable& leases, UnixListener listener, UniqueFd wake, Options options,
                    std::vector<Adopted> adopted)
     : leases_(leases),
       listener_(std::move(listener)),
       wake_(std::move(wake)),
-      max_unproven_(MaxUnprovenConnections(kMaxUnproven)) {
+      options_(std::move(options)),
+      max_unproven_(MaxUnprovenConnections(kMaxUnproven)),
+      max_passed_(MaxUnprovenConnections(kMaxPassed)) {
   for (Adopted& one : adopted) {
-    connections_.push_back({std::move(one.socket), {}, std::move(one.lease), {}});
+    Connection& connection = connections_.emplace_back();
+    connection.socket = std::move(one.socket);
+    connection.lease = std::move(one.lease);
   }
   thread_ = std::thread([this] { Loop(); });
 }
@@ -141,18 +152,26 @@ void FdServer::Accept() {
       paused_until_ = Clock::now() + std::chrono::milliseconds(kPauseMs);
       return;
     }
-    const auto who = CredentialsOf(socket.get());
-    // The socket is 0600. A connection that root has opened or passed on is accepted.
-    if (!who.ok() || (who->uid != ::geteuid() && who->uid != 0)) {
-      Log(LogLevel::kWarn, "fd socket: a client of another user was refused");
-      continue;
-    }
-    connections_.push_back({std::move(socket), {}, {}, Clock::now() + timing::kTokenPatience});
+    Admit(std::move(socket));
   }
 }
 
+void FdServer::Admit(UniqueFd socket) {
+  auto who = CallerOf(socket.get());
+  const Standing standing = who.ok() ? options_.policy.StandingOf(*who) : Standing::kStranger;
+  Connection& connection = connections_.emplace_back();
+  connection.socket = std::move(socket);
+  if (!AccessPolicy::Allows(standing, Action::kUseOwn)) {
+    Log(LogLevel::kWarn, "fd socket: a client of another user is refused");
+    connection.refusal = NotAllowed(standing, Action::kUseOwn);
+  }
+  if (standing == Standing::kGuest) connection.guest = *std::move(who);
+  connection.patience = Clock::now() + timing::kTokenPatience;
+}
+
 bool FdServer::Serve(Connection& connection) {
-  if (connection.lease.empty()) return ReadToken(connection);
+  if (connection.passing.has_value()) return ReadFiles(connection);
+  if (!connection.proven()) return ReadToken(connection);
   // A lease holder has nothing to send. Data is ignored; a hang-up ends the lease.
   std::array<char, 64> ignored = {};
   const ssize_t n = ::recv(connection.socket.get(), ignored.data(), ignored.size(), 0);
@@ -167,7 +186,53 @@ bool FdServer::ReadToken(Connection& connection) {
   if (n == 0) return false;
   connection.token.append(bytes.data(), static_cast<size_t>(n));
   if (connection.token.size() < LeaseTable::kTokenLength) return true;
-  return Answer(connection);
+  if (!connection.refusal.ok()) {
+    SendError(connection.socket.get(), connection.refusal);
+    return false;
+  }
+  if (!FilePassing::IsHeader(connection.token)) return Answer(connection);
+  const absl::Status begun = BeginPassing(connection);
+  if (!begun.ok()) SendError(connection.socket.get(), begun);
+  return begun.ok();
+}
+
+absl::Status FdServer::BeginPassing(Connection& connection) {
+  CKPTD_ASSIGN_OR_RETURN(FilePassing passing, FilePassing::Begin(connection.token));
+  size_t open = options_.rules->passed.count() + passing.files();
+  for (const Connection& other : connections_) {
+    if (other.passing.has_value()) open += other.passing->files();
+  }
+  if (open > max_passed_) {
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
+                     fmt::format("passing {} files to the daemon: with them {} would be open, and "
+                                 "it keeps at most {}; pass fewer, or raise its limit of open files "
+                                 "(ulimit -n)",
+                                 passing.files(), open, max_passed_));
+  }
+  connection.passing = std::move(passing);
+  return absl::OkStatus();
+}
+
+bool FdServer::ReadFiles(Connection& connection) {
+  FilePassing& passing = *connection.passing;
+  auto received = RecvWithFds(connection.socket.get(), std::min(passing.bytes_left(), kReadAtOnce),
+                              std::min(passing.files_left(), kMaxFdsPerMessage), Clock::now());
+  if (absl::IsDeadlineExceeded(received.status())) return true;
+  absl::Status status = received.status();
+  if (status.ok() && received->bytes.empty()) return false;
+  if (status.ok()) status = passing.Add(received->bytes, std::move(received->fds));
+  if (status.ok() && passing.complete()) status = KeepFiles(connection);
+  if (!status.ok()) SendError(connection.socket.get(), status);
+  connection.patience = Clock::now() + timing::kTokenPatience;
+  return status.ok();
+}
+
+absl::Status FdServer::KeepFiles(Connection& connection) {
+  CKPTD_ASSIGN_OR_RETURN(PassedFiles::Files files, connection.passing->Take());
+  const PassedFiles::Owner owner{UserOf(connection.guest), JobFrom(connection.passing->job_key())};
+  connection.passed = options_.rules->passed.Add(owner, std::move(files));
+  connection.passing.reset();
+  return SendDescriptors(connection.socket.get(), {}, Clock::now() + timing::kFdSend);
 }
 
 bool FdServer::Answer(Connection& connection) {
@@ -191,11 +256,20 @@ bool FdServer::Answer(Connection& connection) {
 void FdServer::Close(Connection& connection) {
   if (!connection.lease.empty()) leases_.End(connection.lease);
   connection.socket.Reset();
+  if (connection.passed == nullptr && !connection.passing.has_value()) return;
+  try {
+    // Closing a file may wait for its storage; no other client is to wait for that.
+    std::thread([files = std::move(connection), rules = options_.rules]() mutable {
+      files = Connection();
+    }).detach();
+  } catch (const std::system_error& error) {
+    Log(LogLevel::kWarn, "fd socket: passed files are closed without a thread: {}", error.what());
+  }
 }
 
 bool FdServer::CloseOldestUnproven() {
   const auto oldest = std::find_if(connections_.begin(), connections_.end(), [](const auto& one) {
-    return one.socket.valid() && one.lease.empty();
+    return one.socket.valid() && !one.proven();
   });
   if (oldest == connections_.end()) return false;
   Close(*oldest);
@@ -206,7 +280,7 @@ void FdServer::DropImpatient() {
   size_t unproven = 0;
   // Newest first, so that the oldest ones are past the limit.
   for (auto at = connections_.rbegin(); at != connections_.rend(); ++at) {
-    if (!at->socket.valid() || !at->lease.empty()) continue;
+    if (!at->socket.valid() || at->proven()) continue;
     if (++unproven > max_unproven_ || Clock::now() > at->patience) Close(*at);
   }
 }

@@ -1,18 +1,25 @@
-// The fd socket: exchanges one-time tokens for descriptors, and keeps each lease as long as its
-// connection. One thread with one poll loop: no slow or silent client makes another one wait. The
-// protocol is in proto/README.md.
+// The fd socket: exchanges one-time tokens for descriptors, and takes descriptors of files that
+// clients pass. A lease, and what was passed, lasts as long as its connection. One thread with one
+// poll loop: no slow or silent client makes another one wait. The protocol is in proto/README.md.
 #ifndef CKPTD_SERVER_RPC_FD_SERVER_H_
 #define CKPTD_SERVER_RPC_FD_SERVER_H_
 
+#include <unistd.h>
+
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/fd_passing.h"
 #include "common/base/posix.h"
+#include "common/source/access.h"
 #include "server/catalog/lease_table.h"
+#include "server/protocol/access_policy.h"
+#include "server/rpc/file_passing.h"
 
 namespace ckptd {
 
@@ -23,16 +30,27 @@ class FdServer {
   // descriptor limit, the oldest one is closed.
   static constexpr size_t kMaxUnproven = 256;
 
+  // Limit of passed files, of all clients together; or a quarter of the descriptor limit.
+  static constexpr size_t kMaxPassed = 65'536;
+
+  struct Options {
+    AccessPolicy policy = {.own = ::geteuid()};
+    // Its `passed` gets them. Not null.
+    std::shared_ptr<SourceRules> rules = std::make_shared<SourceRules>();
+  };
   // A lease that `leases` has already, and its connection.
   struct Adopted {
     UniqueFd socket;
     std::string lease;
   };
-
   // `leases` must outlive the server. Errors: those of UnixListener::Open.
   static absl::StatusOr<std::unique_ptr<FdServer>> Start(const std::string& path,
-                                                         LeaseTable& leases,
+                                                         LeaseTable& leases, Options options,
                                                          std::vector<Adopted> adopted = {});
+  static absl::StatusOr<std::unique_ptr<FdServer>> Start(const std::string& path,
+                                                         LeaseTable& leases) {
+    return Start(path, leases, Options());
+  }
   ~FdServer();
   FdServer(const FdServer&) = delete;
   FdServer& operator=(const FdServer&) = delete;
@@ -40,20 +58,31 @@ class FdServer {
  private:
   struct Connection {
     UniqueFd socket;
+    std::optional<Caller> guest;  // unset: a client whom the daemon trusts
+    absl::Status refusal = {};    // the answer to a token, where this client may not come in
     std::string token;  // the part that has arrived
     std::string lease;  // set once the token is redeemed
-    Deadline patience;  // deadline for the token
+    std::optional<FilePassing> passing;         // set once files are announced
+    std::shared_ptr<const void> passed = {};  // set once all of them have come
+    Deadline patience;  // deadline for the token, and for the next files
+
+    bool proven() const { return !lease.empty() || passed != nullptr; }
   };
 
-  FdServer(LeaseTable& leases, UnixListener listener, UniqueFd wake, std::vector<Adopted> adopted);
+  FdServer(LeaseTable& leases, UnixListener listener, UniqueFd wake, Options options,
+           std::vector<Adopted> adopted);
   void Loop();
   // Waits for events. False when the server stops.
   bool Poll(std::vector<bool>& ready);
   void Accept();
+  void Admit(UniqueFd socket);
   // False if the connection has ended.
   bool Serve(Connection& connection);
   bool ReadToken(Connection& connection);
   bool Answer(Connection& connection);
+  absl::Status BeginPassing(Connection& connection);
+  bool ReadFiles(Connection& connection);
+  absl::Status KeepFiles(Connection& connection);
   void Close(Connection& connection);
   void DropImpatient();
   bool CloseOldestUnproven();  // false: there is none
@@ -61,7 +90,9 @@ class FdServer {
   LeaseTable& leases_;
   const UnixListener listener_;
   const UniqueFd wake_;  // eventfd: stop
+  const Options options_;
   const size_t max_unproven_;
+  const size_t max_passed_;
   Deadline paused_until_;  // no connection is accepted before this time
   std::vector<Connection> connections_;
   std::thread thread_;

@@ -14,6 +14,7 @@
 #include "server/rpc/call.h"
 #include "server/rpc/convert.h"
 #include "server/rpc/grpc_status.h"
+#include "server/rpc/peer_channel.h"
 
 namespace ckptd {
 namespace {
@@ -66,11 +67,13 @@ absl::StatusOr<Coordinator*> GroupServiceImpl::Leader() const {
                                node->options().identity.rank));
 }
 
-grpc::Status GroupServiceImpl::Join(grpc::ServerContext*, const v1::JoinRequest* request,
+grpc::Status GroupServiceImpl::Join(grpc::ServerContext* context, const v1::JoinRequest* request,
                                     v1::JoinResponse* response) {
   const auto leader = Leader();
   if (!leader.ok()) return ToGrpc(leader.status());
-  const auto reply = (*leader)->Join(IdentityFrom(*request), ResidentsFrom(*request));
+  MemberIdentity identity = IdentityFrom(*request);
+  identity.address = ReachableAddress(identity.address, context->peer());
+  const auto reply = (*leader)->Join(identity, ResidentsFrom(*request));
   if (!reply.ok()) {
     LogRefusal(*request, reply.status());
     return ToGrpc(reply.status());

@@ -1,23 +1,18 @@
 #include "server/rpc/grpc_server.h"
 
-#include <grpc/grpc.h>
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/health_check_service_interface.h>
-#include <grpcpp/resource_quota.h>
-#include <grpcpp/security/server_credentials.h>
-#include <grpcpp/server_builder.h>
-
+#include <algorithm>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "common/base/at_once.h"
 #include "common/base/fd_passing.h"
+#include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "server/rpc/reflection_limit.h"
 
 namespace ckptd {
 namespace {
@@ -25,6 +20,10 @@ namespace {
 constexpr char kUnixPrefix[] = "unix:";
 // sizeof(sockaddr_un::sun_path) - 1.
 constexpr size_t kMaxSocketPath = 107;
+// Shares of this process's descriptors that may be open before a server refuses connections.
+// Strangers are refused first.
+constexpr double kAnybodyMayOpen = 0.75;
+constexpr double kProbesMayOpen = 0.5;
 
 absl::Status Busy(const std::string& address) {
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
@@ -45,96 +44,133 @@ absl::StatusOr<FileLock> LockBeside(const std::string& path, const std::string& 
   return lock;
 }
 
-// gRPC checks a message's length only when all of it has arrived and is unpacked. Until then the
-// quota limits it. A kilobyte may unpack to a megabyte, which no quota counts; so compression is
-// refused.
-void LimitMemory(grpc::ServerBuilder& builder, const GrpcServer::Options& options) {
-  grpc::ResourceQuota quota("ckptd");
-  quota.SetMaxThreads(options.max_threads);
-  if (options.max_held_bytes > 0) quota.Resize(options.max_held_bytes);
-  builder.SetResourceQuota(quota);
-  builder.SetMaxReceiveMessageSize(options.max_receive_bytes);
-  for (const auto packed : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
-    builder.SetCompressionAlgorithmSupportStatus(packed, false);
-  }
-}
-
-void PrepareBuilder(grpc::ServerBuilder& builder, const GrpcServer::Options& options) {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    grpc::EnableDefaultHealthCheckService(true);
-    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-    // Never undone: otherwise the last channel would shut the library down, and wait up to 10 s
-    // for a thread of its own that still polls.
-    grpc_init();
-  });
-  LimitMemory(builder, options);
-  // A connection that stays silent is closed. The limit leaves time for thousands of ranks that
-  // join at once.
-  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 30'000);
-  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> limits;
-  limits.push_back(MakeReflectionLimit());
-  builder.experimental().SetInterceptorCreators(std::move(limits));
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+std::shared_ptr<grpc::ResourceQuota> QuotaFor(const GrpcServer::Options& options) {
+  auto quota = std::make_shared<grpc::ResourceQuota>("ckptd");
+  quota->SetMaxThreads(options.max_threads);
+  if (options.max_held_bytes > 0) quota->Resize(options.max_held_bytes);
+  return quota;
 }
 
 }  // namespace
 
+GrpcServer::GrpcServer(Options options)
+    : options_(std::move(options)),
+      own_endpoint_{.address = options_.address,
+                    .max_receive_bytes = options_.max_receive_bytes,
+                    .credentials = options_.credentials,
+                    .quota = QuotaFor(options_),
+                    .only_probes = options_.only_probes},
+      guest_endpoint_{.address = options_.address,
+                      .max_receive_bytes = options_.max_receive_bytes,
+                      .quota = QuotaFor(options_),
+                      .few_calls = true} {}
+
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     Options options, const std::vector<grpc::Service*>& services) {
-  std::unique_ptr<GrpcServer> result(new GrpcServer);
-  CKPTD_RETURN_IF_ERROR(result->Listen(options.address));
-  grpc::ServerBuilder builder;
-  PrepareBuilder(builder, options);
-  result->connections_ = builder.experimental().AddExternalConnectionAcceptor(
-      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-      options.credentials != nullptr ? options.credentials : grpc::InsecureServerCredentials());
-  for (grpc::Service* service : services) builder.RegisterService(service);
-  result->server_ = builder.BuildAndStart();
-  if (result->server_ == nullptr) {
-    return absl::InternalError(fmt::format(
-        "serving {}: gRPC does not start, its line above says why", options.address));
-  }
-  const int listener = result->Listener();
+  std::unique_ptr<GrpcServer> result(new GrpcServer(std::move(options)));
+  CKPTD_RETURN_IF_ERROR(result->Listen());
+  CKPTD_ASSIGN_OR_RETURN(result->own_, GrpcEndpoint::Start(result->own_endpoint_, services));
+  const auto take = [raw = result.get()](UniqueFd connection) { raw->Take(std::move(connection)); };
   CKPTD_ASSIGN_OR_RETURN(
       result->acceptor_,
-      Acceptor::Start(listener, options.address,
-                      [listener, to = result->connections_.get()](UniqueFd connection) {
-                        Connections::NewConnectionParameters taken;
-                        taken.listener_fd = listener;
-                        taken.fd = connection.Release();
-                        to->HandleNewConnection(&taken);
-                      }));
+      Acceptor::Start(result->Listener(), result->options_.address,
+                      result->options_.only_probes ? kProbesMayOpen : kAnybodyMayOpen, take));
   return result;
 }
 
-absl::Status GrpcServer::Listen(const std::string& address) {
+absl::Status GrpcServer::Listen() {
+  const std::string& address = options_.address;
   if (address.rfind(kUnixPrefix, 0) != 0) {
     CKPTD_ASSIGN_OR_RETURN(tcp_, ListenTcp(address));
     return absl::OkStatus();
   }
   const std::string path = address.substr(sizeof(kUnixPrefix) - 1);
   CKPTD_ASSIGN_OR_RETURN(lock_, LockBeside(path, address));
-  // The directory is 0700 already. The socket itself is made 0600, too.
-  CKPTD_ASSIGN_OR_RETURN(unix_, UnixListener::OpenLocked(path, 0600));
+  // The directory is 0700 already, or 0750 for the group. The socket itself is made so, too.
+  const std::optional<gid_t> group =
+      options_.for_guest == nullptr ? std::nullopt : options_.policy.group;
+  CKPTD_ASSIGN_OR_RETURN(unix_,
+                         UnixListener::OpenLocked(path, group.has_value() ? 0660 : 0600, group));
   return absl::OkStatus();
 }
 
-void GrpcServer::SetServing(bool serving) {
-  if (auto* health = server_->GetHealthCheckService(); health != nullptr) {
-    health->SetServingStatus(serving);
+void GrpcServer::Take(UniqueFd connection) {
+  if (tcp_.socket.valid()) return own_->Take(std::move(connection));
+  const absl::StatusOr<Caller> caller = CallerOf(connection.get());
+  if (!caller.ok()) {
+    Log(LogLevel::kWarn, "{}: a connection is closed: {}", options_.address,
+        MessageOf(caller.status()));
+    return;
   }
+  MutexLock lock(mutex_);
+  GrpcEndpoint* const endpoint = EndpointFor(*caller);
+  if (endpoint != nullptr) endpoint->Take(std::move(connection));
+}
+
+GrpcEndpoint* GrpcServer::EndpointFor(const Caller& caller) {
+  const Standing standing = options_.policy.StandingOf(caller);
+  switch (standing) {
+    case Standing::kOwner: return own_.get();
+    case Standing::kGuest:
+      return options_.for_guest == nullptr ? Refusing(standing) : EndpointOfGuest(caller);
+    case Standing::kStranger: return Refusing(standing);
+  }
+  return nullptr;
+}
+
+GrpcEndpoint* GrpcServer::EndpointOfGuest(const Caller& guest) {
+  auto at = guests_.find(guest);
+  if (at == guests_.end()) {
+    if (guests_.size() >= kMostGuests) {
+      const auto earlier = [](const auto& a, const auto& b) {
+        return a.second.connected < b.second.connected;
+      };
+      guests_.erase(std::min_element(guests_.begin(), guests_.end(), earlier));
+    }
+    Guest made;
+    made.services = options_.for_guest(guest);
+    std::vector<grpc::Service*> services;
+    for (const auto& service : made.services) services.push_back(service.get());
+    auto endpoint = GrpcEndpoint::Start(guest_endpoint_, services);
+    if (!endpoint.ok()) {
+      Log(LogLevel::kError, "{}", MessageOf(endpoint.status()));
+      return nullptr;
+    }
+    made.endpoint = *std::move(endpoint);
+    Log(LogLevel::kInfo, "{}: uid {} is served as a guest", options_.address, guest.uid);
+    at = guests_.emplace(guest, std::move(made)).first;
+  }
+  at->second.connected = ++connections_;
+  return at->second.endpoint.get();
+}
+
+GrpcEndpoint* GrpcServer::Refusing(Standing standing) {
+  std::unique_ptr<GrpcEndpoint>& refusing = refusing_[standing];
+  if (refusing != nullptr) return refusing.get();
+  const Action action = options_.for_guest == nullptr ? Action::kAdminister : Action::kLoad;
+  auto made = GrpcEndpoint::StartRefusing(guest_endpoint_, NotAllowed(standing, action));
+  if (made.ok()) {
+    refusing = *std::move(made);
+  } else {
+    Log(LogLevel::kError, "{}", MessageOf(made.status()));
+  }
+  return refusing.get();
 }
 
 void GrpcServer::Shutdown(std::chrono::milliseconds patience) {
   acceptor_.reset();
   unix_.Close();
   tcp_.socket.Reset();
-  if (server_ == nullptr) return;
-  server_->Shutdown(std::chrono::system_clock::now() + patience);
-  server_->Wait();
-  server_.reset();
+  if (own_ == nullptr) return;
+  // Their calls end at the same time.
+  std::vector<GrpcEndpoint*> all = {own_.get()};
+  MutexLock lock(mutex_);
+  for (auto& [caller, guest] : guests_) all.push_back(guest.endpoint.get());
+  for (auto& [standing, refusing] : refusing_) all.push_back(refusing.get());
+  AtOnce(all.size(), all.size(), [&](size_t i) { all[i]->Shutdown(patience); });
+  guests_.clear();
+  refusing_.clear();
+  own_.reset();
   lock_.Release();
 }
 

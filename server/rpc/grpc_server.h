@@ -1,23 +1,29 @@
-// One gRPC server on one socket, with health and reflection. It refuses an address that is in
-// use, and replaces a stale socket.
+// A gRPC server on one socket. It refuses an address that is in use, and replaces a stale socket.
+// On a Unix socket the kernel says whose each connection is. gRPC 1.51 does not tell its services,
+// so each guest has an endpoint of its own, with services that know for whom they are.
 #ifndef CKPTD_SERVER_RPC_GRPC_SERVER_H_
 #define CKPTD_SERVER_RPC_GRPC_SERVER_H_
 
 #include <grpcpp/security/server_credentials.h>
-#include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/caller.h"
 #include "common/base/fd_passing.h"
 #include "common/base/file_lock.h"
+#include "common/base/mutex.h"
+#include "server/protocol/access_policy.h"
 #include "server/rpc/acceptor.h"
+#include "server/rpc/grpc_endpoint.h"
 
 namespace ckptd {
 
@@ -25,17 +31,28 @@ namespace ckptd {
 // it.
 class GrpcServer {
  public:
+  using Services = std::vector<std::unique_ptr<grpc::Service>>;
   struct Options {
-    // unix:/absolute/path (made 0600) or host:port (port 0: any).
+    // unix:/absolute/path (made 0600, or 0660 for the guests' group) or host:port (port 0: any).
     std::string address;
-    // Limit of one message. Longer messages, and compressed ones, end their call.
+    // As in GrpcEndpoint.
     int max_receive_bytes = 4 << 20;
     int max_threads = 64;
-    std::shared_ptr<grpc::ServerCredentials> credentials = nullptr;  // null: plain text
+    std::shared_ptr<grpc::ServerCredentials> credentials = nullptr;
     // Limit of messages that are arriving, on all connections together. Beyond it, calls end with
-    // ResourceExhausted, but not always those that caused it. 0: no limit.
+    // ResourceExhausted, but not always those that caused it. 0: no limit. The guests have as much
+    // once more, all together; the same of threads.
     size_t max_held_bytes = 0;
+    // Decides on a Unix socket; on TCP every caller is served.
+    AccessPolicy policy = {.own = ::geteuid()};
+    // Makes what a guest calls. Null: no guest comes in.
+    std::function<Services(const Caller& guest)> for_guest = nullptr;
+    // As in GrpcEndpoint. The others keep their share of this process's descriptors.
+    bool only_probes = false;
   };
+  // The most guests with an endpoint; the one that has connected least recently loses it.
+  static constexpr size_t kMostGuests = 64;
+
   // `services` must outlive the server. Errors: FailedPrecondition CONFIG_INVALID if another
   // daemon holds the address, or something else has its path; ResourceExhausted NO_MEMORY on a
   // full file system; those of FileLock, UnixListener, ListenTcp.
@@ -47,23 +64,37 @@ class GrpcServer {
 
   // The port that was bound (TCP).
   int port() const { return tcp_.port; }
-  // Sets the answer of grpc.health.v1.
-  void SetServing(bool serving);
   void Shutdown(std::chrono::milliseconds patience);
 
  private:
-  using Connections = grpc::experimental::ExternalConnectionAcceptor;
+  struct Guest {
+    Services services;
+    std::unique_ptr<GrpcEndpoint> endpoint;  // destroyed first
+    uint64_t connected = 0;                  // when last; counts connections
+  };
 
-  GrpcServer() = default;
-  absl::Status Listen(const std::string& address);
+  explicit GrpcServer(Options options);
+  absl::Status Listen();
   int Listener() const { return tcp_.socket.valid() ? tcp_.socket.get() : unix_.get(); }
+  // Gives a new connection to the endpoint of its caller.
+  void Take(UniqueFd connection);
+  GrpcEndpoint* EndpointFor(const Caller& caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  GrpcEndpoint* EndpointOfGuest(const Caller& guest) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // For callers that may not come in: it tells them so.
+  GrpcEndpoint* Refusing(Standing standing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  const Options options_;
+  GrpcEndpoint::Options own_endpoint_;
+  GrpcEndpoint::Options guest_endpoint_;
   FileLock lock_;      // next to a Unix socket, as long as it is served
   UnixListener unix_;  // one of these two is set
   TcpListener tcp_;
-  std::unique_ptr<Connections> connections_;  // accepts for gRPC
-  std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<Acceptor> acceptor_;
+  std::unique_ptr<GrpcEndpoint> own_;
+  Mutex mutex_;
+  std::map<Caller, Guest> guests_ ABSL_GUARDED_BY(mutex_);
+  std::map<Standing, std::unique_ptr<GrpcEndpoint>> refusing_ ABSL_GUARDED_BY(mutex_);
+  uint64_t connections_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::unique_ptr<Acceptor> acceptor_;  // ends first
 };
 
 }  // namespace ckptd

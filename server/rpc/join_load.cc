@@ -31,8 +31,9 @@ class JoinReactor final : public grpc::ServerUnaryReactor {
 }  // namespace
 
 grpc::ServerUnaryReactor* JoinLoad(Node& node, const v1::JoinLoadRequest& request,
-                                   v1::JoinLoadResponse* response) {
+                                   std::optional<uid_t> guest, v1::JoinLoadResponse* response) {
   Participant participant = FromProto(request);
+  participant.guest = guest;
   auto* const reactor = new JoinReactor(node.participants(), participant.id, response);
   absl::Status status = node.CheckNotDraining();
   if (status.ok()) {

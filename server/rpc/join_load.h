@@ -10,7 +10,7 @@ namespace ckptd {
 
 // The reactor deletes itself. `node` must outlive the service's server.
 grpc::ServerUnaryReactor* JoinLoad(Node& node, const v1::JoinLoadRequest& request,
-                                   v1::JoinLoadResponse* response);
+                                   std::optional<uid_t> guest, v1::JoinLoadResponse* response);
 
 }  // namespace ckptd
 

@@ -122,6 +122,9 @@ v1::KeptCheckpoint ToProto(const KeptCheckpoint& checkpoint, const KeptSlab& sla
   v1::KeptCheckpoint out;
   out.set_name(info.name);
   *out.mutable_spec() = ToProto(checkpoint.request);
+  if (checkpoint.request.guest.has_value()) {
+    *out.mutable_guest() = ToProto(*checkpoint.request.guest);
+  }
   out.set_rank(static_cast<int32_t>(info.rank));
   out.set_world_size(static_cast<int32_t>(info.world_size));
   for (const SourceFile& file : checkpoint.files) *out.add_files() = ToProto(file);
@@ -162,6 +165,7 @@ absl::StatusOr<KeptFromRecord> FromProto(const v1::KeptCheckpoint& message, uint
   out.info.created = TimeFrom(message.create_time());
   out.info.activated = TimeFrom(message.active_time());
   CKPTD_ASSIGN_OR_RETURN(out.request, FromProto(message.spec()));
+  if (message.has_guest()) out.request.guest = FromProto(message.guest());
   for (const v1::SourceFile& file : message.files()) out.files.push_back(FromProto(file));
   out.request_digests.assign(message.request_digests().begin(), message.request_digests().end());
   CKPTD_ASSIGN_OR_RETURN(out.shard, ShardFrom(message));

@@ -225,14 +225,16 @@ class GrpcMemberLink final : public MemberLink {
 class GrpcLeaderLink final : public LeaderLink {
  public:
   GrpcLeaderLink(const std::string& address, const PeerSecurity& security)
-      : address_(address), stub_(v1::GroupService::NewStub(PeerChannel(address, security))) {}
+      : address_(address), security_(security), stub_(Connect()) {}
 
   absl::StatusOr<JoinReply> Join(const MemberIdentity& identity,
                                  const std::vector<ResidentCheckpoint>& residents,
                                  Deadline deadline) override {
     v1::JoinResponse response;
-    CKPTD_RETURN_IF_ERROR(Call(&v1::GroupService::Stub::Join, ToProto(identity, residents),
-                               response, deadline, "joining the group at " + address_));
+    const absl::Status status = Call(&v1::GroupService::Stub::Join, ToProto(identity, residents),
+                                     response, deadline, "joining the group at " + address_);
+    if (ReasonOf(status) == reason::kRankLost) Reconnect();
+    CKPTD_RETURN_IF_ERROR(status);
     return FromProto(response);
   }
 
@@ -275,16 +277,35 @@ class GrpcLeaderLink final : public LeaderLink {
   }
 
  private:
+  using Stub = v1::GroupService::Stub;
+
+  std::shared_ptr<Stub> Connect() const {
+    return v1::GroupService::NewStub(PeerChannel(address_, security_));
+  }
+  // A channel looks a name up again only after a pause, which grows to minutes. A new one does so at
+  // once: the leader's name may get an address late, and another one when its host is replaced.
+  void Reconnect() {
+    std::shared_ptr<Stub> fresh = Connect();
+    MutexLock lock(mutex_);
+    stub_.swap(fresh);
+  }
+  std::shared_ptr<Stub> CurrentStub() const {
+    MutexLock lock(mutex_);
+    return stub_;
+  }
+
   template <typename Method, typename Request, typename Response>
   absl::Status Call(Method method, const Request& request, Response& response, Deadline deadline,
                     const std::string& doing) {
     grpc::ClientContext context;
     context.set_deadline(WallDeadline(deadline));
-    return ExplainPeer((stub_.get()->*method)(&context, request, &response), 0, doing);
+    return ExplainPeer((CurrentStub().get()->*method)(&context, request, &response), 0, doing);
   }
 
   const std::string address_;
-  std::unique_ptr<v1::GroupService::Stub> stub_;
+  const PeerSecurity security_;
+  mutable Mutex mutex_;
+  std::shared_ptr<Stub> stub_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace

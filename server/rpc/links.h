@@ -10,7 +10,8 @@
 
 namespace ckptd {
 
-// Both connect with their first call, and reconnect by themselves.
+// Both connect with their first call, and reconnect by themselves. `address` of the leader may be a
+// name: it is looked up again for each attempt to join.
 std::shared_ptr<MemberLink> ConnectToMember(const MemberIdentity& member,
                                             const PeerSecurity& security);
 std::shared_ptr<LeaderLink> ConnectToLeader(const std::string& address,

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "absl/strings/str_replace.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/rpc/grpc_status.h"
@@ -23,6 +24,9 @@ constexpr int kPingMs = 3'600'000;
 // One attempt to connect. The kernel sends a lost first packet again after 1 s. A shorter attempt
 // would take a lossy link for a lost rank.
 constexpr int kConnectMs = 2500;
+// One look-up of a name, which is half of the time to join. Addresses found by then are used: a name
+// server may answer for IPv4 and be silent about IPv6.
+constexpr int kLookUpMs = 1500;
 
 // Chooses advice by gRPC's error text, because gRPC has no other details.
 std::string WhatToTry(const std::string& why) {
@@ -64,6 +68,7 @@ std::shared_ptr<grpc::Channel> PeerChannel(const std::string& address,
   // gRPC uses it as the limit of one attempt
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_DNS_ARES_QUERY_TIMEOUT_MS, kLookUpMs);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kPingMs);
@@ -77,6 +82,18 @@ std::shared_ptr<grpc::Channel> PeerChannel(const std::string& address,
   options.pem_private_key = security.key;
   options.pem_cert_chain = security.certificate;
   return grpc::CreateCustomChannel(address, grpc::SslCredentials(options), arguments);
+}
+
+std::string ReachableAddress(const std::string& address, std::string_view caller) {
+  const size_t scheme = caller.find(':');
+  const size_t port = caller.rfind(':');
+  if (address.rfind(kUnknownHost, 0) != 0 || scheme == port) return address;
+  const std::string_view family = caller.substr(0, scheme);
+  if (family != "ipv4" && family != "ipv6") return address;
+  // gRPC writes the brackets of IPv6 as in a URI.
+  const std::string host = absl::StrReplaceAll(
+      std::string(caller.substr(scheme + 1, port - scheme - 1)), {{"%5B", "["}, {"%5D", "]"}});
+  return host + address.substr(kUnknownHost.size());
 }
 
 std::chrono::system_clock::time_point WallDeadline(Deadline deadline) {

@@ -10,9 +10,11 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "server/protocol/domain.h"
+#include "server/protocol/identity.h"
 
 namespace ckptd {
 
@@ -35,6 +37,10 @@ std::shared_ptr<grpc::ServerCredentials> PeerServerCredentials(const PeerSecurit
 // if it is lost.
 std::shared_ptr<grpc::Channel> PeerChannel(const std::string& address,
                                            const PeerSecurity& security);
+
+// `address`, where kUnknownHost is replaced by the host that `caller` names: gRPC's text for the
+// other end of a connection, such as "ipv4:10.0.0.7:40112".
+std::string ReachableAddress(const std::string& address, std::string_view caller);
 
 std::chrono::system_clock::time_point WallDeadline(Deadline deadline);
 

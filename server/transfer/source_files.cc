@@ -47,8 +47,11 @@ void ReadAhead(OpenSource& source, uint64_t position) {
 }
 
 SourceFiles::SourceFiles(const CheckpointIndex& index, std::span<const WorkItem> items,
-                         IoMode io_mode)
-    : index_(index), io_mode_(io_mode), mappable_(Allows(IoMode::kMap) && SigbusGuardInForce()) {
+                         IoMode io_mode, SourceAccess access)
+    : index_(index),
+      io_mode_(io_mode),
+      access_(std::move(access)),
+      mappable_(Allows(IoMode::kMap) && SigbusGuardInForce()) {
   for (size_t i = 0; i < index.files.size(); ++i) slots_.push_back(std::make_unique<Slot>());
   Expect(items);
 }
@@ -67,7 +70,7 @@ absl::StatusOr<std::shared_ptr<OpenSource>> SourceFiles::Acquire(uint32_t file) 
   if (slot.open != nullptr) return slot.open;
   const SourceFile& wanted = index_.files[file];
   auto source = std::make_shared<OpenSource>();
-  CKPTD_ASSIGN_OR_RETURN(source->object, OpenIndexed(StorageOf(wanted.path), wanted));
+  CKPTD_ASSIGN_OR_RETURN(source->object, OpenIndexed(*StorageOf(wanted.path, access_), wanted));
   // Without a mapping the file is read through the buffer.
   if (mappable_) source->mapping = source->object->Map();
   source->in_memory = source->object->in_memory();

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
 #include "common/base/posix.h"
+#include "common/source/access.h"
 #include "common/source/index.h"
 #include "common/source/storage.h"
 #include "server/transfer/io_mode.h"
@@ -33,7 +34,8 @@ struct OpenSource {
 // outlive it.
 class SourceFiles {
  public:
-  SourceFiles(const CheckpointIndex& index, std::span<const WorkItem> items, IoMode io_mode);
+  SourceFiles(const CheckpointIndex& index, std::span<const WorkItem> items, IoMode io_mode,
+              SourceAccess access = {});
 
   // Adds items. Call this before they are begun.
   void Expect(std::span<const WorkItem> items);
@@ -66,6 +68,7 @@ class SourceFiles {
 
   const CheckpointIndex& index_;
   const IoMode io_mode_;
+  const SourceAccess access_;
   // a read of a mapping whose file is cut becomes an error instead of a crash
   const bool mappable_;
   std::vector<std::unique_ptr<Slot>> slots_;

@@ -63,7 +63,7 @@ class Job {
         options_(options),
         progress_(progress),
         slabs_(SlabsHere(targets)),
-        files_(*source.index, {}, options.io_mode),
+        files_(*source.index, {}, options.io_mode, options.access),
         queue_(source, options, slabs_, files_),
         totals_(source.counters, 0),
         digests_(options.digests ? targets.size() : 0) {

@@ -12,6 +12,7 @@
 #include "common/plan/group_plan.h"
 #include "common/plan/plan.h"
 #include "common/plan/scatter_order.h"
+#include "common/source/access.h"
 #include "server/memory/slab_view.h"
 #include "server/transfer/frames.h"
 #include "server/transfer/io_mode.h"
@@ -41,6 +42,7 @@ struct TransferOptions {
   // Reading through a mapping installs a SIGBUS handler in the process, so that a file that is
   // cut meanwhile causes an error and no crash.
   IoMode io_mode = IoMode::kAuto;
+  SourceAccess access = {};
   // Polled before each block of about 1 MiB, by reader threads but never by two at once. A non-OK
   // status stops the transfer with it.
   std::function<absl::Status()> interrupted;

@@ -24,8 +24,8 @@ SERVICE_FIELD, METHOD_FIELD = 6, 2  # in FileDescriptorProto, in ServiceDescript
 
 
 def compile_protos(root):
-    """FileDescriptorSet of all .proto files under `root`, comments included, sorted by name."""
-    names = sorted(str(path.relative_to(root)) for path in root.rglob("*.proto"))
+    """FileDescriptorSet of all .proto files under `root`, comments included, sorted by name. Those of gRPC are its own."""
+    names = sorted(str(path.relative_to(root)) for path in root.rglob("*.proto") if path.parts[len(root.parts)] != "grpc")
     with tempfile.TemporaryDirectory() as folder:
         output = pathlib.Path(folder) / "set.pb"
         arguments = [f"-I{root}", "--include_source_info", f"--descriptor_set_out={output}", *names]

@@ -89,6 +89,16 @@ def test_the_table_of_reasons_is_complete_and_has_no_others():
     assert set(reasons_of_table()) == set(reasons_of_code().values())
 
 
+def test_the_runbook_has_what_to_look_at_and_the_next_step_for_each_reason():
+    entries = rows(section(read("deploy/README.md"), "Errors"))
+    assert [name.strip("`") for name, _, _ in entries] == list(reasons_of_code().values())
+    assert all(look and step for _, look, step in entries)
+
+
+def test_the_go_client_names_the_reasons_of_the_table():
+    assert set(re.findall(r'^\tReason\w+ += "(\w+)"$', read("client/go/reasons.go"), flags=re.M)) == set(reasons_of_table())
+
+
 def test_each_reason_has_canonical_codes_and_advice():
     wrong = [reason for reason, (codes, advice) in reasons_of_table().items()
              if not codes or not codes <= CODES or not advice]
@@ -195,9 +205,9 @@ def test_every_verb_of_ckptctl_is_in_the_readme():
     assert [name for name in names if f"`{name}`" not in text and f"ckptctl {name}" not in text] == []
 
 
-def test_the_exit_codes_of_the_readme_are_those_of_ckptctl():
+def test_the_exit_codes_of_its_readme_are_those_of_ckptctl():
     coded = set(re.findall(r"kExit\w+ = (\d+);", read("client/cli/exit_codes.h")))
-    assert {cells[0] for cells in rows(section(README.read_text(encoding="utf-8"), "ckptctl"))} == coded
+    assert {cells[0] for cells in rows(section(read("client/cli/README.md"), "Exit codes"))} == coded
 
 
 def test_the_include_table_names_every_folder_that_the_law_knows():

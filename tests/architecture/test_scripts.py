@@ -8,7 +8,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # These would install, configure or build.
-TOOLS = ("apt-get", "dpkg-query", "sudo", "cmake", "ninja", "ctest", "pip")
+TOOLS = ("apt-get", "dpkg-query", "sudo", "cmake", "ninja", "ctest", "pip", "buildah")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def run(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("script", ["deploy/quickstart", "deploy/setup", "deploy/package", "tests/run", "tests/fuzz/run"])
+@pytest.mark.parametrize("script", ["deploy/quickstart", "deploy/setup", "deploy/package", "deploy/docker/build", "tests/run", "tests/fuzz/run"])
 def test_help_is_given_at_once(run, script):
     done = run(f"{script} --help")
     assert done.returncode == 0 and script in done.stdout, done.stderr
@@ -44,8 +44,11 @@ def test_help_is_given_at_once(run, script):
     ("deploy/quickstart --ranks 1025", "'1025' is no number"),
     ("deploy/setup --nosuch", "unknown option --nosuch"),
     ("deploy/setup --build --nosuch", "--nosuch is none"),
+    ("deploy/setup --tests some", "--tests takes no argument some"),
     ("deploy/package --nosuch", "unknown option --nosuch"),
     ("deploy/package --jobs some", "--jobs some: say a number"),
+    ("deploy/docker/build nosuch", "there is no image nosuch"),
+    ("deploy/docker/build --package a --build b", "not allowed with argument"),
     ("tests/run nosuch", 'there is no part "nosuch"'),
     ("tests/run unit -k some", "unit takes no argument -k"),
     ("tests/run long some", "long takes no argument some"),

@@ -262,6 +262,17 @@ def unshown(scene):
     return ticket(scene.client, scene.checkpoint), time.monotonic()
 
 
+@pytest.fixture(scope="session")
+def layouts(tmp_path_factory, worker_id):
+    """(name) -> images.Layout of an image of this build, made once for processes that run tests beside each other."""
+    import functools
+
+    import images
+    own = tmp_path_factory.getbasetemp()
+    shared = (own if worker_id == "master" else own.parent) / "images"
+    return functools.cache(lambda name: images.Layout(images.archive(shared, name), tmp_path_factory.mktemp(name)))
+
+
 @pytest.fixture
 def network():
     from hosts import TwoHosts

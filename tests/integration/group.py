@@ -34,9 +34,9 @@ def wait_until(condition, what, seconds=PATIENCE):
 
 
 def clean_environment():
-    foreign = ("CKPTD_", "SLURM_", "TORCHELASTIC_")
+    foreign = ("CKPTD_", "SLURM_", "TORCHELASTIC_", "PET_", "LWS_", "JOBSET_")
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
-             "MASTER_ADDR")
+             "MASTER_ADDR", "JOB_COMPLETION_INDEX")
     # Many daemons run at once here: none takes memory ahead, but where a test is about that (DEFAULT_ARENA).
     # A daemon that was killed comes back empty, but where a test is about that (KEPT).
     return {**{k: v for k, v in os.environ.items() if not k.startswith(foreign) and k not in names}, "CKPTD_ARENA": "0",

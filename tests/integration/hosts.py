@@ -34,15 +34,19 @@ class SpreadGroup(Group):
         self.keys = [key_for((*options, *self.per_rank.get(rank, ()))) for rank in range(self.ranks)]
         self.processes = [self.start(rank) for rank in range(self.ranks)]
 
+    def command(self, rank):
+        return [BINARIES / "ckptd", "run", "--job", self.job, "--rank", rank, "--world-size", self.ranks,
+                "--run-dir", self.run_dir_of(rank), "--host-id", self.names[self.hosts[rank]],
+                "--segment-bytes", self.segments, "--memory-budget", self.budget, *self.addresses(rank),
+                *self.options, *self.per_rank.get(rank, ())]
+
+    def addresses(self, rank):
+        return ("--rendezvous", f"{self.network.addresses[self.hosts[0]]}:{self.port}",
+                "--advertise", self.network.addresses[self.hosts[rank]])
+
     def start(self, rank):
         host = self.hosts[rank]
-        address = self.network.addresses[host]
-        arguments = [*self.network.inside(host), *(self.mounts() if host else ()), BINARIES / "ckptd", "run", "--job", self.job,
-                     "--rank", rank, "--world-size", self.ranks, "--run-dir", self.run_dir_of(rank),
-                     "--host-id", self.names[host], "--segment-bytes", self.segments,
-                     "--memory-budget", self.budget,
-                     "--rendezvous", f"{self.network.addresses[self.hosts[0]]}:{self.port}", "--advertise", address,
-                     *self.options, *self.per_rank.get(rank, ())]
+        arguments = [*self.network.inside(host), *(self.mounts() if host else ()), *self.command(rank)]
         with open(self.log_of(rank), "a") as log:
             return subprocess.Popen([str(a) for a in arguments], env={**self.environment, **self.keys[rank]}, stdin=subprocess.DEVNULL,
                                     stdout=log, stderr=log)

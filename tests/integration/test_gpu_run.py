@@ -111,6 +111,25 @@ def test_the_archive_brings_all_of_the_programs_and_says_what_it_is(unpacked):
     assert "Apache" in (unpacked / "LICENSE").read_text()
 
 
+def test_the_archive_has_all_licences_and_a_bill_of_what_is_in_the_programs(unpacked):
+    documents = unpacked / "share/doc"
+    assert (documents / "libgtest-dev/copyright").is_file()  # of contract_cuda alone
+    bill = json.loads((documents / "ckptd/sbom.cdx.json").read_text())
+    names = {part["name"] for part in bill["components"]}
+    assert "libgrpc++-dev" in names and "libgtest-dev" not in names
+    assert all((documents / name / "copyright").is_file() for name in names - {"cuda-toolkit"})
+
+
+def test_container_images_take_the_archive_s_programs(unpacked, tmp_path):
+    archive = unpacked.parent / f"{unpacked.name}.tar.gz"
+    command = [sys.executable, "-B", ROOT / "deploy/docker/main.py", "--package", archive]
+    made = subprocess.run([*command, "--context", tmp_path / "context"], capture_output=True, text=True, timeout=PATIENCE)
+    assert made.returncode == 0, made.stdout + made.stderr
+    for name in ("ckptd", "ckptctl"):
+        assert (tmp_path / "context/root/usr/bin" / name).read_bytes() == (unpacked / "bin" / name).read_bytes()
+    assert "docker build --target host --tag localhost/ckptd:" in made.stdout
+
+
 def test_a_python_without_protobuf_is_given_the_archive_s_own(unpacked, folder):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import place; path = place.python_path();"

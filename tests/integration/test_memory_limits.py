@@ -12,6 +12,7 @@ import pytest
 from faults import (
     MARK,
     Program,
+    client_environment,
     content,
     resources,
     sparse,
@@ -79,23 +80,23 @@ def test_an_arena_beyond_the_budget_is_filled_up_to_it_and_that_is_said(start):
 
 
 @contextlib.contextmanager
-def memory_group(limit):
+def memory_group(limit, name="test"):
     """A control group of that many bytes, or a skip where this machine does not let us make one."""
     lines = dict(
         line.split(":", 2)[1:]
         for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines()
     )
     if "memory" in lines:
-        parent, name = (
+        parent, most = (
             pathlib.Path("/sys/fs/cgroup/memory" + lines["memory"]),
             "memory.limit_in_bytes",
         )
     else:
-        parent, name = pathlib.Path("/sys/fs/cgroup" + lines.get("", "/")), "memory.max"
-    own = parent / f"ckptd-test-{os.getpid()}"
+        parent, most = pathlib.Path("/sys/fs/cgroup" + lines.get("", "/")), "memory.max"
+    own = parent / f"ckptd-{name}-{os.getpid()}"
     try:
         own.mkdir()
-        (own / name).write_text(str(limit))
+        (own / most).write_text(str(limit))
     except OSError as error:
         with contextlib.suppress(OSError):
             own.rmdir()
@@ -158,6 +159,50 @@ def test_a_control_groups_limit_refuses_a_load_and_kills_nobody(tmp_path):
                     client, load(client, sparse(tmp_path / "small.safetensors", 20 * MIB))
                 )
             assert daemon.pid(0) == pid
+
+
+TRAINER = """
+import os, pathlib, sys
+import ckptd
+own, address, name = sys.argv[1:]
+pathlib.Path(own, "cgroup.procs").write_text(str(os.getpid()))
+with ckptd.connect(address) as client, client.acquire(name, mode="private") as shard:
+    print("attached", flush=True)
+    pages = shard.tensors["hole"].buffer[::4096]
+    for step in sys.stdin:
+        if step == "read\\n":
+            any(pages)
+        else:
+            pages[:] = bytes([1]) * len(pages)
+        print(step, end="", flush=True)
+"""
+
+
+def charged(control_group):
+    """MiB of memory that are charged to it."""
+    for name in ("memory.usage_in_bytes", "memory.current"):
+        with contextlib.suppress(FileNotFoundError):
+            return int((control_group / name).read_text()) // MIB
+    raise AssertionError(f"{control_group} does not say what it uses")
+
+
+def test_a_shard_is_charged_to_the_daemons_container_and_what_a_trainer_writes_to_its_own(tmp_path):
+    """The table "Memory" of deploy/kubernetes/README.md."""
+    path = sparse(tmp_path / "m.safetensors", 100 * MIB)
+    with memory_group(1024 * MIB, "daemon") as daemons, memory_group(1024 * MIB, "trainer") as trainers:
+        with Daemon(tmp_path, wrapper=("sh", "-c", JOIN, daemons)) as daemon:
+            before = charged(daemons)
+            with ckptd.connect(daemon.address(0)) as client:
+                name = load(client, path, mode="private").name
+            assert charged(daemons) - before >= 95
+            own = {**client_environment(), "OMP_NUM_THREADS": "1"}
+            with Program(TRAINER, trainers, daemon.address(0), name, environment=own, modules=("numpy",)) as trainer:
+                assert trainer.hear() == "attached"
+                attached = charged(trainers)
+                trainer.ask("read")
+                assert charged(trainers) - attached < 20
+                trainer.ask("write")
+                assert charged(trainers) - attached >= 95
 
 
 # Its own mount namespace, with the /dev/shm that the test wants.

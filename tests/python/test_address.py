@@ -1,6 +1,7 @@
 """Which daemon is called."""
 
 import os
+import pwd
 import socket
 
 import pytest
@@ -138,15 +139,47 @@ def listen_as(path, uid):
     return pid, end
 
 
-def test_a_socket_of_another_user_is_refused(tmp_path, monkeypatch):
-    path, own = str(tmp_path / "s"), os.geteuid()
-    pid, end = listen_as(path, 65534 if own == 0 else own)
-    try:
-        monkeypatch.setattr(os, "geteuid", lambda: own + 1)
-        with pytest.raises(PermissionDenied, match="neither this user nor root"):
-            _address.wait_until_listening(_address.resolve(path), 5)
-        monkeypatch.setattr(os, "geteuid", lambda: 0)
-        _address.wait_until_listening(_address.resolve(path), 5)
-    finally:
-        os.close(end)
-        os.waitpid(pid, 0)
+@pytest.fixture
+def others(tmp_path):
+    """(address of a socket that another user listens on, that user)."""
+    uid = 65534 if os.geteuid() == 0 else os.geteuid()
+    pid, end = listen_as(str(tmp_path / "s"), uid)
+    yield _address.resolve(str(tmp_path / "s")), uid
+    os.close(end)
+    os.waitpid(pid, 0)
+
+
+def test_a_socket_of_another_user_is_refused(others, monkeypatch):
+    address, uid = others
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    with pytest.raises(PermissionDenied, match=f"neither this user nor root.*CKPTD_DAEMON_UID={uid}"):
+        _address.wait_until_listening(address, 5)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert _address.wait_until_listening(address, 5), "root may, and it is another user's"
+
+
+@pytest.mark.parametrize("name", [False, True])
+def test_a_socket_of_the_user_that_was_named_is_taken_for_a_foreign_one(others, monkeypatch, name):
+    address, uid = others
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    monkeypatch.setenv("CKPTD_DAEMON_UID", pwd.getpwuid(uid).pw_name if name else str(uid))
+    assert _address.wait_until_listening(address, 5)
+    monkeypatch.setenv("CKPTD_DAEMON_UID", str(uid + 2))
+    with pytest.raises(PermissionDenied, match="neither this user nor root"):
+        _address.wait_until_listening(address, 5)
+
+
+def test_a_user_that_is_none_is_refused_by_its_name(others, monkeypatch):
+    address, uid = others
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    monkeypatch.setenv("CKPTD_DAEMON_UID", "nobody by this name")
+    with pytest.raises(InvalidArgument, match="CKPTD_DAEMON_UID='nobody by this name'"):
+        _address.wait_until_listening(address, 5)
+
+
+def test_a_daemon_of_this_user_and_namespace_is_not_foreign(others, monkeypatch):
+    address, uid = others
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert not _address.wait_until_listening(address, 5)
+    monkeypatch.setattr(_address, "_is_in_inner_namespace", lambda pid: True)
+    assert _address.wait_until_listening(address, 5)

@@ -13,6 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGING = ROOT / "deploy" / "packaging"
 sys.path.append(str(PACKAGING))
 
+import dpkg  # noqa: E402
 import elf  # noqa: E402
 import make_wheel  # noqa: E402
 
@@ -194,3 +195,36 @@ def test_a_build_without_kernels_is_packed_only_if_one_says_so(
     else:
         with pytest.raises(elf.Unfit, match="--without-kernels"):
             package_main.check_kernels(tmp_path, option)
+
+
+def test_a_program_s_headers_and_archives_are_found_in_what_ninja_remembers(tmp_path):
+    (tmp_path / "zero.cc").write_text("#include <zlib.h>\nint main() { return zlibVersion() == nullptr; }\n")
+    archive = "/usr/lib/x86_64-linux-gnu/libz.a"
+    (tmp_path / "build.ninja").write_text(
+        "rule cc\n  command = g++ -MD -MF $out.d -c $in -o $out\n  depfile = $out.d\n  deps = gcc\n"
+        f"rule link\n  command = g++ -o $out $in {archive}\n"
+        f"build zero.o: cc zero.cc\nbuild zero: link zero.o | {archive}\n"
+    )
+    with pytest.raises(elf.Unfit, match="build them there first"):
+        dpkg.linked(tmp_path, ["zero.cc"])
+    subprocess.run(["ninja", "-C", tmp_path, "zero"], check=True, capture_output=True, timeout=60)
+    names = [package.name for package in dpkg.linked(tmp_path, ["zero"])]
+    assert "zlib1g-dev" in names and "libc6-dev" in names and "linux-libc-dev" not in names
+
+
+def test_a_target_that_the_build_does_not_have_is_named(tmp_path):
+    (tmp_path / "build.ninja").write_text("")
+    with pytest.raises(elf.Unfit, match="nosuch"):
+        dpkg.linked(tmp_path, ["nosuch"])
+
+
+def test_a_package_without_its_licence_is_refused():
+    with pytest.raises(elf.Unfit, match="/usr/share/doc/nosuch/copyright is missing"):
+        dpkg.Package("nosuch", "1", "amd64", "nosuch", "1", "").copyright
+
+
+def test_images_say_what_is_missing_before_they_are_made(tmp_path):
+    command = [sys.executable, ROOT / "deploy/docker/main.py", "--package", tmp_path / "none.tar.gz"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert "none.tar.gz" in done.stderr and "deploy/package" in done.stderr

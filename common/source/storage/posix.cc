@@ -1,5 +1,6 @@
 #include "common/source/storage/posix.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/magic.h>
 #include <sys/mman.h>
@@ -31,7 +32,57 @@ absl::Status Invalid(const std::string& path, std::string_view why) {
                    fmt::format("reading {}: {}", path, why), {{"file", path}});
 }
 
-absl::Status NotRegular(const std::string& path, mode_t mode) {
+int64_t Nanoseconds(const struct timespec& time) {
+  constexpr int64_t kNanosPerSecond = 1'000'000'000;
+  return time.tv_sec * kNanosPerSecond + time.tv_nsec;
+}
+
+SourceFile IdentityOf(const std::string& path, const struct stat& info) {
+  SourceFile file;
+  file.path = path;
+  file.bytes = static_cast<uint64_t>(info.st_size);
+  file.object = std::to_string(info.st_ino);
+  // The change time of the inode. A writer that sets mtime back moves it; so do chmod, rename and
+  // link.
+  file.version = std::to_string(Nanoseconds(info.st_ctim));
+  file.host = std::to_string(info.st_dev);  // each host counts its devices
+  file.mtime_ns = Nanoseconds(info.st_mtim);
+  return file;
+}
+
+absl::StatusOr<struct stat> StatOf(const std::string& path) {
+  struct stat info = {};
+  if (::stat(path.c_str(), &info) != 0) return PosixStorage::Error(path, errno);
+  return info;
+}
+
+class PosixObject final : public ReadableObject {
+ public:
+  PosixObject(UniqueFd fd, SourceFile identity)
+      : ReadableObject(std::move(identity)), fd_(std::move(fd)) {}
+
+  absl::Status ReadAt(uint64_t offset, std::span<std::byte> out) const override {
+    return PreadFull(fd_.get(), offset, out, path());
+  }
+  int fd() const override { return fd_.get(); }
+  Mapping Map() const override {
+    if (size() == 0) return {};
+    void* const address = ::mmap(nullptr, size(), PROT_READ, MAP_SHARED, fd_.get(), 0);
+    return address == MAP_FAILED ? Mapping() : Mapping(address, size());
+  }
+  // tmpfs refuses to read without waiting, though it never would.
+  bool in_memory() const override {
+    struct statfs info = {};
+    return ::fstatfs(fd_.get(), &info) == 0 && info.f_type == TMPFS_MAGIC;
+  }
+
+ private:
+  const UniqueFd fd_;
+};
+
+}  // namespace
+
+absl::Status PosixStorage::NotRegular(const std::string& path, mode_t mode) {
   std::string_view kind = "a device";
   if (S_ISDIR(mode)) kind = "a directory";
   if (S_ISFIFO(mode)) kind = "a pipe (FIFO)";
@@ -41,7 +92,7 @@ absl::Status NotRegular(const std::string& path, mode_t mode) {
                                    kind));
 }
 
-absl::Status StatError(const std::string& path, int error) {
+absl::Status PosixStorage::Error(const std::string& path, int error) {
   if (error == ENAMETOOLONG || error == ELOOP || error == EINVAL) {
     return Invalid(path.substr(0, 4096), error == ELOOP
                                              ? "its links lead in a circle; name the file itself"
@@ -72,60 +123,15 @@ absl::Status StatError(const std::string& path, int error) {
                    {{"file", path}});
 }
 
-int64_t Nanoseconds(const struct timespec& time) {
-  constexpr int64_t kNanosPerSecond = 1'000'000'000;
-  return time.tv_sec * kNanosPerSecond + time.tv_nsec;
-}
-
-SourceFile IdentityOf(const std::string& path, const struct stat& info) {
-  SourceFile file;
-  file.path = path;
-  file.bytes = static_cast<uint64_t>(info.st_size);
-  file.object = std::to_string(info.st_ino);
-  // The change time of the inode. A writer that sets mtime back moves it; so do chmod, rename and
-  // link.
-  file.version = std::to_string(Nanoseconds(info.st_ctim));
-  file.host = std::to_string(info.st_dev);  // each host counts its devices
-  file.mtime_ns = Nanoseconds(info.st_mtim);
-  return file;
-}
-
-absl::StatusOr<struct stat> StatOf(const std::string& path) {
-  struct stat info = {};
-  if (::stat(path.c_str(), &info) != 0) return StatError(path, errno);
-  return info;
-}
-
-class PosixObject final : public ReadableObject {
- public:
-  PosixObject(UniqueFd fd, SourceFile identity)
-      : ReadableObject(std::move(identity)), fd_(std::move(fd)) {}
-
-  absl::Status ReadAt(uint64_t offset, std::span<std::byte> out) const override {
-    return PreadFull(fd_.get(), offset, out, path());
-  }
-  int fd() const override { return fd_.get(); }
-  Mapping Map() const override {
-    if (size() == 0) return {};
-    void* const address = ::mmap(nullptr, size(), PROT_READ, MAP_SHARED, fd_.get(), 0);
-    return address == MAP_FAILED ? Mapping() : Mapping(address, size());
-  }
-  // tmpfs refuses to read without waiting, though it never would.
-  bool in_memory() const override {
-    struct statfs info = {};
-    return ::fstatfs(fd_.get(), &info) == 0 && info.f_type == TMPFS_MAGIC;
-  }
-
- private:
-  const UniqueFd fd_;
-};
-
-}  // namespace
-
 absl::Status PosixStorage::List(const std::string& folder,
                                 absl::FunctionRef<bool(std::string_view name)> visit) const {
+  return ListAt(folder, folder, visit);
+}
+
+absl::Status PosixStorage::ListAt(const std::string& at, const std::string& folder,
+                                  absl::FunctionRef<bool(std::string_view name)> visit) {
   std::error_code error;
-  fs::directory_iterator entry(folder, error);
+  fs::directory_iterator entry(at, error);
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
     if (!visit(entry->path().filename().string())) return absl::OkStatus();
   }
@@ -142,15 +148,33 @@ absl::StatusOr<PosixStorage::OpenFile> PosixStorage::OpenRegular(const std::stri
   // Asked before: opening a device can act on it.
   CKPTD_ASSIGN_OR_RETURN(const struct stat named, StatOf(path));
   if (!S_ISREG(named.st_mode)) return NotRegular(path, named.st_mode);
-  OpenFile out;
   absl::StatusOr<UniqueFd> fd = OpenForReading(path);
   if (!fd.ok()) return WithFact(fd.status(), "file", path);
-  out.fd = *std::move(fd);
+  return AsRegular(path, *std::move(fd));
+}
+
+absl::StatusOr<PosixStorage::OpenFile> PosixStorage::AsRegular(const std::string& path,
+                                                               UniqueFd fd) {
   struct stat info = {};
-  if (::fstat(out.fd.get(), &info) != 0) return StatError(path, errno);
+  if (::fstat(fd.get(), &info) != 0) return Error(path, errno);
   if (!S_ISREG(info.st_mode)) return NotRegular(path, info.st_mode);
-  out.identity = IdentityOf(path, info);
-  return out;
+  return OpenFile{std::move(fd), IdentityOf(path, info)};
+}
+
+absl::StatusOr<PosixStorage::OpenFile> PosixStorage::OpenAgain(const std::string& path, int fd) {
+  struct stat info = {};
+  if (::fstat(fd, &info) != 0) return Error(path, errno);
+  if (!S_ISREG(info.st_mode)) return NotRegular(path, info.st_mode);
+  const std::string same = fmt::format("/proc/self/fd/{}", fd);
+  UniqueFd opened(::open(same.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!opened.valid()) return Error(path, errno);
+  return AsRegular(path, std::move(opened));
+}
+
+absl::StatusOr<Storage::Found> PosixStorage::StatOpen(const std::string& path, int fd) {
+  struct stat info = {};
+  if (::fstat(fd, &info) != 0) return Error(path, errno);
+  return Found{IdentityOf(path, info), S_ISDIR(info.st_mode)};
 }
 
 std::shared_ptr<const ReadableObject> PosixStorage::MakeObject(OpenFile file) {

@@ -73,8 +73,7 @@ absl::Status CheckOffered(int fd, int memory, const std::string& path) {
   struct stat file = {};
   struct stat named = {};
   struct stat process = {};
-  const int seals = ::fcntl(fd, F_GET_SEALS);
-  if (seals < 0 || (seals & kSeals) != kSeals) return Invalid(path, "it is not sealed");
+  if (!IsSealedMemory(fd)) return Invalid(path, "it is not sealed");
   if (::fstat(fd, &file) != 0 || ::fstat(memory, &process) != 0 ||
       ::stat(path.c_str(), &named) != 0) {
     return ErrnoStatus(errno, "reading " + path);
@@ -214,6 +213,11 @@ absl::Status MemoryObject::ReadMemory(uint64_t offset, std::span<std::byte> out)
 }
 
 }  // namespace
+
+bool IsSealedMemory(int fd) {
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & kSeals) == kSeals;
+}
 
 absl::StatusOr<std::shared_ptr<const ReadableObject>> ProcessMemoryStorage::Open(
     const std::string& path) const {

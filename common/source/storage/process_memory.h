@@ -22,6 +22,10 @@ namespace ckptd {
 // Far above any state dict.
 inline constexpr uint64_t kMaxMemoryRanges = 1'000'000;
 
+// Whether `fd` is memory that nobody can change or cut any more: an offer, or a copy of what one
+// would offer. Files of folders are never sealed so.
+bool IsSealedMemory(int fd);
+
 // Takes such a file where the process itself must have made it: nobody can have this daemon read
 // memory of a process that did not offer it. Any other file is one of PosixStorage; only below
 // /proc may one begin as these do.

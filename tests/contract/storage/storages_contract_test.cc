@@ -1,9 +1,12 @@
-// The contract on files, on memory of processes, and on the storage that tests of formats use.
+// The contract on files, also as they are read for others, on memory of processes, and on the
+// storage that tests of formats use.
 #include <sys/stat.h>
 
+#include "common/source/storage/access_storage.h"
 #include "common/source/storage/posix.h"
 #include "common/source/storage/process_memory.h"
 #include "tests/contract/storage/storage_contract.h"
+#include "tests/testing/as_guest.h"
 #include "tests/testing/memory_storage.h"
 #include "tests/testing/offered_memory.h"
 #include "tests/testing/temp_folder.h"
@@ -61,9 +64,52 @@ class InMemory final : public StorageUnderTest {
   MemoryStorage storage_;
 };
 
+// Files by their paths, in an allowed root or on behalf of a guest.
+class Judged final : public StorageUnderTest {
+ public:
+  explicit Judged(std::optional<Caller> guest)
+      : storage_(AccessOf(std::move(guest), {folder_.path()})) {
+    ::chmod(folder_.path().c_str(), 0755);
+  }
+  const Storage& storage() const override { return storage_; }
+  std::string Write(const std::string& name, const std::string& bytes) override {
+    return folder_.Write(name, bytes);
+  }
+  std::string folder() const override { return folder_.path(); }
+  std::string missing() const override { return folder_ / "none"; }
+
+ private:
+  const TempFolder folder_;
+  const AccessStorage storage_;
+};
+
+// Each object is a file that a client has passed under a path of its own.
+class Passed final : public StorageUnderTest {
+ public:
+  const Storage& storage() const override { return storage_; }
+  std::string Write(const std::string& name, const std::string& bytes) override {
+    const std::string path = folder() + "/" + name;
+    files_[path] = OpenToPass(folder_.Write(name, bytes));
+    pass_ = rules_->passed.Add({}, files_);
+    return path;
+  }
+  std::string folder() const override { return "/of/the/client"; }
+  std::string missing() const override { return "/of/the/client/none"; }
+
+ private:
+  const TempFolder folder_;
+  const std::shared_ptr<SourceRules> rules_ = std::make_shared<SourceRules>();
+  PassedFiles::Files files_;
+  std::shared_ptr<const void> pass_;
+  const AccessStorage storage_{SourceAccess{rules_}};
+};
+
 INSTANTIATE_TEST_SUITE_P(
     All, StorageContract,
     testing::Values(StorageCase{"Posix", [] { return std::make_unique<Files>(); }},
+                    StorageCase{"InRoots", [] { return std::make_unique<Judged>(std::nullopt); }},
+                    StorageCase{"ForAGuest", [] { return std::make_unique<Judged>(SomeGuest()); }},
+                    StorageCase{"Passed", [] { return std::make_unique<Passed>(); }},
                     StorageCase{"ProcessMemory", [] { return std::make_unique<Processes>(); }},
                     StorageCase{"OfTests", [] { return std::make_unique<InMemory>(); }}),
     [](const auto& one) { return one.param.name; });

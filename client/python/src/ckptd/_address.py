@@ -4,8 +4,10 @@ Addresses are Unix sockets: unix:///path, unix:/path or /path. The memory of a
 shard travels as file descriptors, which no other transport carries.
 """
 
+import contextlib
 import glob
 import os
+import pwd
 import socket
 import struct
 import sys
@@ -14,12 +16,17 @@ from typing import NamedTuple, Optional
 
 from ._errors import InvalidArgument, PermissionDenied, Unavailable
 
+# torchrun, Slurm, Open MPI, MPICH: the first that is set counts.
+_RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _MAX_SOCKET_PATH = 107  # bytes in sockaddr_un, less the terminator
+_DAEMON_UID = "CKPTD_DAEMON_UID"
 
 
 class Address(NamedTuple):
     path: str
     chosen_by: str  # for error sentences
+    is_default: bool = False  # nobody named it
 
     @property
     def target(self) -> str:
@@ -59,25 +66,24 @@ def _process_group():
 
 
 def rank() -> int:
-    """Global rank: the process group's, else by torchrun's or Slurm's environment; 0 alone."""
+    """Global rank: the process group's, else by torchrun's, Slurm's or MPI's environment; 0 alone."""
     group = _process_group()
-    return group.get_rank() if group else _number("RANK", "SLURM_PROCID") or 0
+    return group.get_rank() if group else _number(*_RANK) or 0
 
 
 def local_rank() -> int:
-    return _number("LOCAL_RANK", "SLURM_LOCALID") or 0
+    return _number("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID") or 0
 
 
 def world_size() -> int:
     """Ranks of the job, found as rank() is; 1 alone."""
     group = _process_group()
-    return group.get_world_size() if group else _number("WORLD_SIZE", "SLURM_NTASKS") or 1
+    return group.get_world_size() if group else _number(*_WORLD_SIZE) or 1
 
 
 def is_outside() -> bool:
     """Whether this process is no rank of a job: it has no process group, and no launcher's variables."""
-    names = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS")
-    return _process_group() is None and not any(os.environ.get(name) for name in names)
+    return _process_group() is None and not any(map(os.environ.get, _RANK + _WORLD_SIZE))
 
 
 def _run_dir() -> str:
@@ -121,9 +127,10 @@ def resolve(address: Optional[str] = None, of_rank: Optional[int] = None) -> Add
 
     {rank} and {local_rank} are replaced. `of_rank` beats rank().
     """
+    is_default = not address and not os.environ.get("CKPTD_ADDRESS")
     if address:
         text, chosen_by = os.fspath(address), "given as address"
-    elif os.environ.get("CKPTD_ADDRESS"):
+    elif not is_default:
         text, chosen_by = os.environ["CKPTD_ADDRESS"], "from CKPTD_ADDRESS"
     else:
         job = os.environ.get("CKPTD_JOB") or os.environ.get("SLURM_JOB_ID") or "default"
@@ -133,7 +140,7 @@ def resolve(address: Optional[str] = None, of_rank: Optional[int] = None) -> Add
         text = text.replace("{rank}", str(rank() if of_rank is None else of_rank))
     if "{local_rank}" in text:
         text = text.replace("{local_rank}", str(local_rank()))
-    return Address(_socket_path(text, chosen_by), chosen_by)
+    return Address(_socket_path(text, chosen_by), chosen_by, is_default)
 
 
 def _why(address: Address, error: OSError) -> str:
@@ -156,7 +163,7 @@ def unreachable(address: Address, error: OSError, waited: float = 0.0) -> Except
     if isinstance(error, PermissionError):
         return PermissionDenied(
             f"connecting to the ckptd daemon at {address}: this user may not open that socket; "
-            "run as the daemon's user, or as root",
+            "run as the daemon's user, as root, or in the group that the daemon's --allow-gid names",
             "DAEMON_UNREACHABLE",
             facts,
         )
@@ -192,27 +199,69 @@ def lost(address: Address, details: str) -> Exception:
     )
 
 
-def _check_owner(address: Address, connection: socket.socket) -> None:
-    """Refuses weights of another user, who made a socket where a daemon's was expected.
+def _trusted_uids() -> set:
+    """Users of whose daemons this process takes weights.
 
     Root may use every daemon, as it may read every process's memory.
     """
-    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if uid not in (0, os.geteuid()) and os.geteuid() != 0:
+    named = os.environ.get(_DAEMON_UID, "")
+    if not named:
+        return {0, os.geteuid()}
+    try:
+        return {0, os.geteuid(), int(named) if named.isdigit() else pwd.getpwnam(named).pw_uid}
+    except KeyError:
+        raise InvalidArgument(
+            f"reading the environment: {_DAEMON_UID}={named!r} is no user of this system; check "
+            "the name, or write the number",
+            "INVALID_REQUEST",
+            {_DAEMON_UID: named},
+        ) from None
+
+
+def _check_owner(address: Address, connection: socket.socket) -> bool:
+    """Refuses weights of another user, who made a socket where a daemon's was expected.
+
+    Whether the daemon is a foreign one: it has another user, or is in another PID namespace.
+    """
+    pid, uid, _ = struct.unpack(
+        "3I", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    )
+    if os.geteuid() != 0 and uid not in _trusted_uids():
         raise PermissionDenied(
             f"connecting to the ckptd daemon at {address}: user {uid} listens there, neither this "
-            "user nor root; start the daemon as this user, or name another with address=",
+            "user nor root; start the daemon as this user, name another with address=, or say that "
+            f"user {uid} is to be trusted with the weights of this process ({_DAEMON_UID}={uid})",
             "DAEMON_UNREACHABLE",
             {"address": address.path, "chosen_by": address.chosen_by, "uid": str(uid)},
         )
+    return uid != os.geteuid() or pid == 0 or _is_in_inner_namespace(pid)
 
 
-def wait_until_listening(address: Address, timeout: float) -> None:
-    """Returns once something accepts connections at `address`.
+def listens(address: Address) -> bool:
+    """Whether something accepts connections at `address`, or may not be asked by this user."""
+    try:
+        wait_until_listening(address, 0)
+    except Unavailable:
+        return False
+    except PermissionDenied:
+        pass  # the caller's own attempt says so
+    return True
+
+
+def _is_in_inner_namespace(pid: int) -> bool:
+    """Whether a process has further ids in PID namespaces inside of this one."""
+    with contextlib.suppress(OSError):  # where /proc does not show it
+        with open(f"/proc/{pid}/status") as file:
+            return any(line.startswith("NSpid:") and len(line.split()) > 2 for line in file)
+    return False
+
+
+def wait_until_listening(address: Address, timeout: float) -> bool:
+    """Returns once something accepts connections at `address`: whether that is a foreign daemon.
 
     Waits up to `timeout` seconds for a daemon that is still starting. It uses a plain connect,
     which needs no gRPC and tells exactly why it fails. Raises PermissionDenied for a socket of a
-    user other than this one and root, unless this user is root.
+    user other than this one, root, and the one in CKPTD_DAEMON_UID, unless this user is root.
     """
     deadline = time.monotonic() + timeout
     while True:

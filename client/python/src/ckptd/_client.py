@@ -16,12 +16,24 @@ from typing import (
 )
 
 # _shard is imported now: a restarted trainer waits for its first acquire, which should not import.
-from . import _address, _deferred_free, _device_map, _layout, _outside, _proto, _shard, _types
+from . import (
+    _address,
+    _auto,
+    _deferred_free,
+    _device_map,
+    _layout,
+    _outside,
+    _passing,
+    _proto,
+    _shard,
+    _types,
+)
 from ._device_map import Device, DeviceMap
 from ._errors import (
     Error,
     InvalidArgument,
     NotFound,
+    PermissionDenied,
     ResourceExhausted,
     source_changed,
 )
@@ -45,6 +57,7 @@ _AT_ONCE = (
 _LOAD_SECONDS = 600.0
 _POLL_SECONDS = 0.5  # between two requests for a load that cannot be watched
 _MAX_LOAD_SECONDS = 86400.0
+_MAY_BE_PASSED = ("SOURCE_NOT_FOUND", "SOURCE_FORBIDDEN", "SOURCE_UNREADABLE")
 
 # Accepted layouts: see Client.load.
 Layout = Union[None, str, Dict[str, Any], _layout.RankLayout]
@@ -57,12 +70,15 @@ def connect(
 
     Waits up to `wait` seconds for a daemon that is still starting: 5 unless more are given.
     {rank} and {local_rank} in the address are replaced from torchrun's or Slurm's
-    environment; `rank` beats it. Raises Unavailable (DAEMON_UNREACHABLE) with
+    environment; `rank` beats it. With CKPTD_AUTO=1 and no address, starts daemons where there are
+    none. Raises Unavailable (DAEMON_UNREACHABLE) with
     the address, how it was chosen and what to try.
     """
     resolved = _address.resolve(address, rank)
-    _address.wait_until_listening(resolved, wait)
-    return Client(resolved)
+    if resolved.is_default and _auto.wanted() and not _address.listens(resolved):
+        _auto.start_daemons(resolved)
+    foreign = _address.wait_until_listening(resolved, wait)
+    return Client(resolved, foreign)
 
 
 def mode_number(mode: str) -> int:
@@ -92,12 +108,14 @@ class Client:
     """Talks to one daemon. Thread-safe; not usable in a child forked after a call.
 
     A context manager. Closing it closes the connection to the service, but no shard: each shard
-    has its own connection.
+    has its own connection. foreign: whether the daemon has another user, or is in another
+    container: then it is passed the files that it is to read, as far as this process can open them.
     """
 
-    def __init__(self, address: _address.Address) -> None:
+    def __init__(self, address: _address.Address, foreign: bool = False) -> None:
         self.address = address
         self._connection = Connection(address)
+        self._passing = _passing.Passing(self._connection, foreign)
         # checkpoint -> request id of its last load. For it the daemon keeps the shard until acquire().
         self._load_ids: Dict[str, str] = {}
 
@@ -160,19 +178,35 @@ class Client:
         _layout.fill_policy(spec.dtype_policy, dtype, keep_fp32)
         spec.timeout.FromNanoseconds(int(deadline.timeout * 1e9))
         spec.wait_memory.FromNanoseconds(int(min(wait_memory, _MAX_LOAD_SECONDS) * 1e9))
-        doing = f"loading {spec.source}"
+        with self._passing.files(spec.source, deadline) as passed:
+            # Rank 0's daemon reads, and its trainer may be about to pass the same files.
+            elsewhere = passed and self._passing.rank != 0
+            later = Deadline(min(GONE_SECONDS, deadline.left()) if elsewhere else 0.0)
+            while True:
+                try:
+                    return self._load(request, layout is None, deadline, progress, _participant)
+                except (NotFound, PermissionDenied) as error:
+                    if error.reason not in _MAY_BE_PASSED or later.passed():
+                        raise
+                time.sleep(0.2)
+                request.request_id = uuid.uuid4().hex
+
+    def _load(
+        self, request, open_layout: bool, deadline: Deadline, progress, participant: NoParticipant
+    ) -> Checkpoint:
+        doing = f"loading {request.spec.source}"
         _deferred_free.drain()  # memory that this process has dropped may be the room for it
         try:
             reply = self._call("LoadCheckpoint", request, doing, deadline)
         except InvalidArgument as error:
-            if error.reason != "WRONG_WORLD_SIZE" or layout is not None:
+            if error.reason != "WRONG_WORLD_SIZE" or not open_layout:
                 raise
             raise with_open_advice(error) from None
         started = _types.checkpoint_of(reply.checkpoint, reply.resident, reply.differs)
         self._load_ids[started.name] = request.request_id
-        whole = layout is None and started.world_size > 1 and not started.resident
+        whole = open_layout and started.world_size > 1 and not started.resident
         replicas = ReplicaWarning(doing) if whole else None
-        return self._wait(started, doing, deadline, progress, replicas, _participant)
+        return self._wait(started, doing, deadline, progress, replicas, participant)
 
     def _wait(
         self, checkpoint: Checkpoint, doing: str, deadline: Deadline, progress, replicas, participant: NoParticipant
@@ -326,7 +360,11 @@ class Client:
         """Names, dtypes and shapes of a source, as the daemon reads its headers."""
         deadline = Deadline(timeout)
         path = source_text(source)
-        request = _proto.message("InspectCheckpointRequest")(source=path)
+        with self._passing.files(path, deadline):
+            return self._inspect(path, deadline)
+
+    def _inspect(self, path: str, deadline: Deadline) -> Source:
+        request = _inspect_request(path)
         result = None
         while True:
             reply = self._call("InspectCheckpoint", request, f"inspecting {path}", deadline)
@@ -349,9 +387,9 @@ class Client:
 
     def check_readable(self, source: Path, timeout: float = _CALL_SECONDS) -> None:
         """Raises ckptd.Error, as `inspect` does, for what the daemon cannot read."""
-        path = source_text(source)
-        request = _proto.message("InspectCheckpointRequest")(source=path)
-        self._call("InspectCheckpoint", request, f"inspecting {path}", Deadline(timeout))
+        path, deadline = source_text(source), Deadline(timeout)
+        with self._passing.files(path, deadline):
+            self._call("InspectCheckpoint", _inspect_request(path), f"inspecting {path}", deadline)
 
     def plan(
         self,
@@ -370,10 +408,11 @@ class Client:
         deadline = Deadline(timeout)
         path = source_text(source)
         request = _proto.message("PlanLoadRequest")()
-        request.spec.source = path
+        request.spec.source, request.spec.job_key = path, job_key()
         _layout.fill_layout(request.spec.layout, layout)
         _layout.fill_policy(request.spec.dtype_policy, dtype, keep_fp32)
-        reply = self._call("PlanLoad", request, f"planning a load of {path}", deadline)
+        with self._passing.files(path, deadline):
+            reply = self._call("PlanLoad", request, f"planning a load of {path}", deadline)
         return _types.plan_of(reply)
 
     def plan_devices(
@@ -402,8 +441,10 @@ class Client:
         request = _device_map.request_for(
             source, way, max_memory, no_split, order, tied, dtype, keep_fp32
         )
+        request.spec.job_key = job_key()
         doing = f"planning devices for {request.spec.source}"
-        reply = self._call("PlanLoad", request, doing, deadline)
+        with self._passing.files(request.spec.source, deadline):
+            reply = self._call("PlanLoad", request, doing, deadline)
         return _device_map.device_map_of(reply.device_map)
 
     def verify(
@@ -443,6 +484,10 @@ class Client:
         )
         self._load_ids.pop(name, None)
         return shard
+
+
+def _inspect_request(path: str):
+    return _proto.message("InspectCheckpointRequest")(source=path, job_key=job_key())
 
 
 def _name(checkpoint: Union[str, Checkpoint]) -> str:

@@ -119,9 +119,10 @@ def _receive_message(connection: socket.socket, path: str):
     return list(fds), remaining
 
 
-def _receive_all(
+def receive_all(
     connection: socket.socket, path: str, count: int, deadline: Deadline, use: Callable[[int], None]
 ) -> None:
+    """Reads the daemon's answer on a connection, as `receive` does."""
     received, remaining = 0, count
     while True:
         connection.settimeout(max(min(deadline.left(), GONE_SECONDS), 1e-3))
@@ -146,6 +147,15 @@ def _receive_all(
             raise _malformed(path, "a message carried no descriptors while some are still due")
 
 
+def here(fd_socket: str, workload_socket: str) -> str:
+    """The daemon's fd socket as this process sees it: beside the one that it calls.
+
+    Containers may have the sockets' folder under different paths.
+    """
+    beside = os.path.join(os.path.dirname(workload_socket), os.path.basename(fd_socket))
+    return beside if os.path.exists(beside) else fd_socket
+
+
 def receive(
     path: str, token: str, count: int, deadline: Deadline, use: Callable[[int], None]
 ) -> Lease:
@@ -160,7 +170,7 @@ def receive(
         connection.settimeout(max(min(deadline.left(), GONE_SECONDS), 1e-3))
         connection.connect(path)
         connection.sendall(token.encode("ascii"))
-        _receive_all(connection, path, count, deadline, use)
+        receive_all(connection, path, count, deadline, use)
         connection.settimeout(None)
         return Lease(connection)
     except Error:  # before TimeoutError, because some are one

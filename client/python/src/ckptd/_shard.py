@@ -303,6 +303,7 @@ def acquire(
             )
         mapping, fd_socket, count = _memory_for(name, reply)
         table = _read_table(connection, name, reply, deadline)
+        fd_socket = _fds.here(fd_socket, connection.address.path)
         lease = _fds.receive(fd_socket, reply.token, count, deadline, mapping.add)
     except BaseException:
         _release(connection, reply.lease)

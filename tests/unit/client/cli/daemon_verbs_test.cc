@@ -200,7 +200,7 @@ TEST_F(DaemonVerbsOnAHostOfSeveral, AllRanksAreThoseWithASocketHereThoughRank0Is
   const Outcome outcome = OnAll({"list", "--output", "json"});
   EXPECT_EQ(outcome.code, kExitFine) << outcome.err;
   EXPECT_EQ(Parsed<v1::ListCheckpointsResponse>(outcome.out).checkpoints_size(), 1);
-  EXPECT_EQ(outcome.err, "ckptctl: 3 of 4 ranks have their sockets on other hosts: run this there, too\n");
+  EXPECT_EQ(outcome.err, "ckptctl: 3 of 4 ranks have no socket on this host: run this on theirs, too\n");
 }
 
 TEST_F(DaemonVerbsOnAHostOfSeveral, DrainWaitsForThoseThatAnswerThoughOneDoesNot) {
@@ -225,6 +225,25 @@ TEST_F(DaemonVerbsOnAHostOfSeveral, ARankOfThisHostWithoutASocketHasFailed) {
   EXPECT_EQ(outcome.code, kExitUnreachable);
   EXPECT_THAT(outcome.err, HasSubstr("rank 1: "));
   EXPECT_THAT(outcome.err, Not(HasSubstr("rank 3: ")));
+}
+
+TEST_F(DaemonVerbsOnAHostOfSeveral, RanksOfOtherHostsThatHaveNotJoinedAreNotMissed) {
+  for (const int rank : {0, 1, 2, 3}) daemon_.answers.info.add_members()->set_rank(rank);
+  daemon_.answers.info.mutable_members(0)->set_host("here");
+  daemon_.answers.info.mutable_members(2)->set_host("here");
+  daemon_.answers.info.set_rank(0);
+  const Outcome outcome = OnAll({"list", "--timeout", "300ms"});
+  EXPECT_THAT(outcome.err, HasSubstr("rank 0: "));
+  EXPECT_THAT(outcome.err, Not(HasSubstr("rank 1: ")));
+  EXPECT_THAT(outcome.err, Not(HasSubstr("rank 3: ")));
+}
+
+TEST_F(DaemonVerbsOnAHostOfSeveral, ARankBesideThisOneIsMissedBeforeItHasJoined) {
+  (*daemon_.answers.info.mutable_config())["local-size"] = "2";
+  const Outcome outcome = OnAll({"list", "--timeout", "300ms"});
+  EXPECT_EQ(outcome.code, kExitUnreachable);
+  EXPECT_THAT(outcome.err, HasSubstr("rank 3: "));
+  EXPECT_THAT(outcome.err, HasSubstr("2 of 4 ranks have no socket on this host"));
 }
 
 TEST_F(DaemonVerbs, UnloadingWhatIsIdleLeavesWhatIsLeasedOrPinned) {

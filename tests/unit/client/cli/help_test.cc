@@ -55,7 +55,7 @@ std::string TestNameOf(const ::testing::TestParamInfo<std::string>& parameter) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Verbs, GoldenHelp,
-                         ::testing::Values("ckptctl", "inspect", "plan", "load", "watch", "list",
+                         ::testing::Values("ckptctl", "inspect", "plan", "load", "watch", "wait", "list",
                                            "get", "verify", "unload", "pin", "leases", "info",
                                            "trim", "drain", "log-level",
                                            "completion", "version"),

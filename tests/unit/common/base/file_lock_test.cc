@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"
@@ -36,6 +38,22 @@ TEST_F(FileLockTest, IsHeldByOneAtATimeAndLeavesNoFile) {
 TEST_F(FileLockTest, IsTakenOverFromAProcessThatIsGone) {
   folder_.Write("rank-0.sock.lock", "");
   EXPECT_OK(FileLock::Take(path_).status());
+}
+
+TEST_F(FileLockTest, SaysWhatItsHolderHasWritten) {
+  ASSERT_OK_AND_ASSIGN(const FileLock lock, FileLock::Take(path_));
+  for (const std::string text : {"a long text", "1234"}) {
+    EXPECT_OK(lock.Write(text));
+    EXPECT_EQ(ReadSmallFile(path_, 100).value_or(""), text);
+  }
+}
+
+TEST_F(FileLockTest, ShowsWhenItsHolderWasInUse) {
+  ASSERT_OK_AND_ASSIGN(const FileLock lock, FileLock::Take(path_));
+  const auto long_ago = std::filesystem::file_time_type::clock::now() - std::chrono::hours(1);
+  std::filesystem::last_write_time(path_, long_ago);
+  lock.Touch();
+  EXPECT_GT(std::filesystem::last_write_time(path_), long_ago);
 }
 
 TEST_F(FileLockTest, RemovesNoFileOfAnother) {

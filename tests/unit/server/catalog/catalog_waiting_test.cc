@@ -145,6 +145,18 @@ TEST_F(CatalogWaitingTest, WhatIsEvictedForALoadThatWaitsIsFreedLaterAndThenTher
   EXPECT_OK(catalog_.Get(kC));
 }
 
+TEST_F(CatalogWaitingTest, WhatIsEvictedAndStillInUseIsWaitedFor) {
+  ASSERT_OK(MakeActive(catalog_, kA, request_, 2 * kSmallSegment));
+  ASSERT_OK_AND_ASSIGN(ShardLeases::Held verified, catalog_.leases().Look(kA));
+  const absl::Status refused = Ask(kB, 1);
+  EXPECT_THAT(refused, Says("checkpoints/a is evicted and about to be free"));
+  EXPECT_EQ(FactsOf(refused).at(Eviction::kHeldBy), kA);
+  EXPECT_THAT(catalog_.eviction().MakeRoomForWaiting(), IsEmpty());
+  verified = {};
+  EXPECT_THAT(catalog_.eviction().MakeRoomForWaiting(), ElementsAre(kB));
+  EXPECT_OK(Ask(kB, 1));
+}
+
 TEST_F(CatalogWaitingTest, WhoHasWaitedForLongerGetsTheMemoryFirst) {
   Lend(kA);
   ASSERT_FALSE(Ask(kC, 7).ok());

@@ -19,6 +19,14 @@ Config Good() { return DefaultConfig([](const std::string&) { return std::nullop
 
 TEST(CheckConfig, AcceptsTheDefaults) { EXPECT_OK(CheckConfig(Good())); }
 
+TEST(CheckConfig, AcceptsTheLastPorts) {
+  Config config = Good();
+  config.peer_port = 65530;
+  config.local_size = 6;
+  config.health_port = "65535";
+  EXPECT_OK(CheckConfig(config));
+}
+
 struct Spoiled {
   std::function<void(Config&)> spoil;
   const char* names;  // the flag that the error must name
@@ -66,6 +74,10 @@ INSTANTIATE_TEST_SUITE_P(
         Spoiled{[](Config& c) { c.ready_when = "loaded"; }, "--ready-when loaded"},
         Spoiled{[](Config& c) { c.reader_threads = 1025; }, "--reader-threads"},
         Spoiled{[](Config& c) { c.rendezvous = "host"; }, "--rendezvous host"},
+        Spoiled{[](Config& c) { c.peer_port = 65536; }, "--peer-port 65536"},
+        Spoiled{[](Config& c) { c.peer_port = 65530, c.local_size = 7; }, "--peer-port 65530: 7 "},
+        Spoiled{[](Config& c) { c.health_port = "http"; }, "--health-port"},
+        Spoiled{[](Config& c) { c.health_port = ""; }, "--health-port"},
         Spoiled{[](Config& c) { c.rendezvous = ":1"; }, "--rendezvous"},
         Spoiled{[](Config& c) { c.rendezvous = "host:"; }, "--rendezvous"},
         Spoiled{[](Config& c) { c.heartbeat_interval = 0; }, "--heartbeat-interval"},
@@ -82,6 +94,14 @@ INSTANTIATE_TEST_SUITE_P(
         Spoiled{[](Config& c) { c.staging = "much"; }, "\"much\""},
         Spoiled{[](Config& c) { c.host_tier = "half"; }, "\"half\""},
         Spoiled{[](Config& c) { c.idle = "rest"; }, "--idle rest: use keep or release"},
+        Spoiled{[](Config& c) { c.allow_uid = "1001"; }, "--allow-uid"},
+        Spoiled{[](Config& c) { c.allow_gid = "no such group"; }, "--allow-gid no such group"},
+        Spoiled{[](Config& c) { c.allow_gid = "4294967295"; }, "--allow-gid 4294967295"},
+        Spoiled{[](Config& c) { c.allow_gid = "7", c.allow_uid = "1001,nobody here"; },
+                "--allow-uid nobody here"},
+        Spoiled{[](Config& c) { c.allow_root = "models"; }, "--allow-root models"},
+        Spoiled{[](Config& c) { c.allow_root = "/,/no such folder"; }, "--allow-root /no such folder"},
+        Spoiled{[](Config& c) { c.allow_root = "/dev/null"; }, "--allow-root /dev/null"},
         Spoiled{[](Config& c) { c.reader = "me"; }, "me"},
         Spoiled{[](Config& c) { c.comm = "mail"; }, "mail"}));
 

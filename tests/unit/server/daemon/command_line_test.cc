@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/reasons.h"
@@ -27,6 +30,57 @@ std::string FileWith(const TempFolder& folder, const std::string& text) {
   return path;
 }
 
+// Variables that are set as long as it exists.
+class Environment {
+ public:
+  Environment(std::initializer_list<std::pair<const char*, const char*>> variables)
+      : variables_(variables) {
+    for (const auto& [name, value] : variables_) ::setenv(name, value, 1);
+  }
+  ~Environment() {
+    for (const auto& [name, value] : variables_) ::unsetenv(name);
+  }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  const std::vector<std::pair<const char*, const char*>> variables_;
+};
+
+TEST(CommandLine, LaunchTakesItsNumbersFromAJobFramework) {
+  const Environment framework{{"LWS_LEADER_ADDRESS", "llama-0.llama"},
+                               {"LWS_GROUP_SIZE", "4"},
+                               {"LWS_WORKER_INDEX", "3"},
+                               {"PET_NPROC_PER_NODE", "8"}};
+  ASSERT_OK_AND_ASSIGN(const CommandLine line, Parse({"launch"}));
+  EXPECT_EQ(line.launch.nproc, 8u);
+  EXPECT_EQ(line.launch.nnodes, 4u);
+  EXPECT_EQ(line.launch.node_rank, 3u);
+  EXPECT_EQ(line.config.rendezvous, "llama-0.llama:29511");
+}
+
+TEST(CommandLine, PodsOfAnIndexedJobAreOneGroupOnlyWhereTheirNumberIsSaid) {
+  const Environment job{{"JOB_COMPLETION_INDEX", "3"}};
+  ASSERT_OK_AND_ASSIGN(const CommandLine alone, Parse({"launch"}));
+  EXPECT_EQ(alone.launch.node_rank, 0u);
+  ASSERT_OK_AND_ASSIGN(const CommandLine of_four, Parse({"launch", "--nnodes=4"}));
+  EXPECT_EQ(of_four.launch.node_rank, 3u);
+}
+
+TEST(CommandLine, LaunchDoesNotGuessWhatOnlyTorchrunCanCount) {
+  const Environment kubeflow{{"PET_NPROC_PER_NODE", "gpu"}};
+  const auto refused = Parse({"launch"});
+  EXPECT_THAT(refused, FailsWith(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid));
+  EXPECT_THAT(refused, Says("PET_NPROC_PER_NODE=gpu: it is no number; give --nproc"));
+  EXPECT_OK(Parse({"launch", "--nproc=8"}));
+  EXPECT_OK(Parse({"run"}));
+}
+
+TEST(CommandLine, HelpOfLaunchHasTheVariablesOfEveryFramework) {
+  ASSERT_OK_AND_ASSIGN(const CommandLine line, Parse({"launch", "--help"}));
+  EXPECT_NE(line.text.find(DescribeFactSources()), std::string::npos) << line.text;
+}
+
 TEST(CommandLine, TakesEveryKeyAfterTheVerbToo) {
   ASSERT_OK_AND_ASSIGN(const CommandLine line, Parse({"run", "--rank", "3", "--world-size=8"}));
   EXPECT_EQ(line.verb, Verb::kRun);
@@ -43,6 +97,16 @@ TEST(CommandLine, TellsTheCommandOfLaunchFromItsFlags) {
   EXPECT_EQ(line.launch.command, (std::vector<std::string>{"python", "-u"}));
 }
 
+TEST(CommandLine, LingersForSecondsMinutesOrHours) {
+  for (const auto& [text, seconds] : {std::pair{"90", 90.0}, {"90s", 90.0}, {"1.5m", 90.0}, {"2h", 7200.0}}) {
+    ASSERT_OK_AND_ASSIGN(const CommandLine line, Parse({"launch", "--detach", "--linger", text}));
+    EXPECT_TRUE(line.launch.detach);
+    EXPECT_EQ(line.launch.linger, seconds) << text;
+  }
+  EXPECT_THAT(Parse({"launch", "--linger", "2 weeks"}).status(),
+              FailsWith(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid));
+}
+
 TEST(CommandLine, WhatIsLoadedAtTheStartIsFoundFromAnywhere) {
   const std::string here = std::filesystem::current_path().string();
   for (const auto& [given, meant] : {std::pair{std::string("m"), here + "/m"},
@@ -51,6 +115,16 @@ TEST(CommandLine, WhatIsLoadedAtTheStartIsFoundFromAnywhere) {
     ASSERT_OK_AND_ASSIGN(const CommandLine line, Parse({"run", flag.c_str()}));
     EXPECT_EQ(line.config.load, meant);
   }
+}
+
+TEST(CommandLine, ListsAreGivenAtOnceOrOneByOne) {
+  ASSERT_OK_AND_ASSIGN(CommandLine line, Parse({"run", "--allow-root=/a", "--allow-root", "/b,/c"}));
+  EXPECT_EQ(line.config.allow_root, "/a,/b,/c");
+  const TempFolder folder;
+  const std::string file = FileWith(folder, "allow-root = [\"/a\", \"/b\"]\nallow-uid = \"1,2\"\n");
+  ASSERT_OK_AND_ASSIGN(line, Parse({"--config", file.c_str(), "run"}));
+  EXPECT_EQ(line.config.allow_root, "/a,/b");
+  EXPECT_EQ(line.config.allow_uid, "1,2");
 }
 
 TEST(CommandLine, LetsFlagsWinOverTheFile) {
@@ -93,8 +167,8 @@ TEST(CommandLine, RefusesAnEmptyRunDirectory) {
 }
 
 TEST(CommandLine, SaysWhichCommandsThereAre) {
-  EXPECT_THAT(Parse({}), Says("run, launch, keep, config and info"));
-  EXPECT_THAT(Parse({"walk"}), Says("run, launch, keep, config and info"));
+  EXPECT_THAT(Parse({}), Says("run, launch, stop, keep, config and info"));
+  EXPECT_THAT(Parse({"walk"}), Says("run, launch, stop, keep, config and info"));
 }
 
 TEST(CommandLine, PrintsHelpAndVersion) {

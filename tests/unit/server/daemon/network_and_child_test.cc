@@ -44,6 +44,21 @@ INSTANTIATE_TEST_SUITE_P(Texts, NoHostPort,
                          ::testing::Values("", "host", ":80", "host:", "host:x", "host:80x",
                                            "host:-1", "host:65536", "host: 80"));
 
+TEST(ListenAddress, IsAPortOfAllInterfacesOrOfOne) {
+  EXPECT_EQ(ListenAddress("29510").value(), "[::]:29510");
+  EXPECT_EQ(ListenAddress("127.0.0.1:29510").value(), "127.0.0.1:29510");
+  EXPECT_EQ(ListenAddress("[::1]:29510").value(), "[::1]:29510");
+  EXPECT_EQ(ListenAddress("0").value(), "");
+}
+
+TEST(ListenAddress, IsRefusedWhereItIsNoPort) {
+  for (const char* text : {"", "x", "-1", "65536", "host:0", "host:", ":1", "00"}) {
+    EXPECT_THAT(ListenAddress(text),
+                FailsWith(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid))
+        << text;
+  }
+}
+
 TEST(OwnAddress, TowardsThisHostIsALoopback) {
   EXPECT_EQ(OwnAddressTowards({"127.0.0.1", 80}).value(), "127.0.0.1");
 }

@@ -69,6 +69,24 @@ class GroupParticipantsTest : public ::testing::Test {
   Clock::time_point now_ = Clock::now();
 };
 
+TEST_F(GroupParticipantsTest, FailuresOfAGuestAreNoOtherUsersAffair) {
+  const auto of_guest = [](Participant participant) {
+    participant.guest = 1001;
+    return participant;
+  };
+  group_.Update(0, {In("a")}, now_);
+  group_.Update(2, {of_guest(In("c"))}, now_);
+  group_.Update(1, {of_guest(In("b"))}, now_);
+  group_.Update(1, {of_guest(Failed(In("b")))}, now_);
+  EXPECT_EQ(Hears(0, In("a")), "in it");
+  EXPECT_EQ(Hears(2, of_guest(In("c"))), "rank 1: a mistake");
+  const auto ended = group_.TakeEnded();
+  ASSERT_EQ(ended.size(), 1u);
+  EXPECT_EQ(ended[0].guest, std::optional<uid_t>(1001)) << "not the loads of others";
+  EXPECT_THAT(ended[0].sources, ::testing::ElementsAre("/m"));
+  EXPECT_THAT(group_.JobsOf(0, "/m", 1001), ::testing::ElementsAre(""));
+}
+
 TEST_F(GroupParticipantsTest, EveryOtherRankInTheLoadHearsOfAFailureWithItsFactsAndOnce) {
   group_.Update(0, {In("a")}, now_);
   group_.Update(2, {In("c")}, now_);

@@ -99,8 +99,8 @@ class CoordinatorTest : public ::testing::Test {
   LoadRecorder recorder_;
   SmallSource source_;
   GroupInProcess group_{2};
-  SourceChecker lookups_{[](const CheckpointIndex& index) {
-    return index.files.empty() ? Recognise(index.source) : CheckUnchanged(index);
+  SourceChecker lookups_{[](const CheckpointIndex& index, const SourceAccess& access) {
+    return index.files.empty() ? Recognise(index.source, access) : CheckUnchanged(index, access);
   }};
   Worker load_worker_;
   std::unique_ptr<Coordinator> coordinator_ = Start();
@@ -138,6 +138,20 @@ TEST_F(CoordinatorTest, AskedWhoLacksAShardItAsksAllRanksNow) {
   EXPECT_THAT(coordinator_->FindMissing(name), ::testing::ElementsAre(1));
   group_.Drop(1);
   EXPECT_THAT(coordinator_->FindMissing(name), ::testing::ElementsAre(1));
+}
+
+TEST_F(CoordinatorTest, ARankThatIsAboutToShowItsShardDoesNotLackIt) {
+  std::promise<void> go_on;
+  group_.rank(1).link->on_commit = [&go_on] {
+    go_on.get_future().wait();
+    return absl::OkStatus();
+  };
+  ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, Rules()));
+  EXPECT_EQ(EndOf(0, name).state, CheckpointState::kActive);
+  auto missing = std::async(std::launch::async, [&] { return coordinator_->FindMissing(name); });
+  EXPECT_EQ(missing.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  go_on.set_value();
+  EXPECT_THAT(missing.get(), ::testing::IsEmpty());
 }
 
 TEST_F(CoordinatorTest, AHeartbeatTellsOnHowManyRanksACheckpointIs) {

@@ -34,21 +34,32 @@ class PendingLoadsConflictTest : public PendingLoadsTest {
     return sentences;
   }
 
-  PendingLoads::JobsOf jobs_ = [](uint32_t, const std::string&) { return std::set<std::string>{""}; };
+  PendingLoads::JobsOf jobs_ = [](uint32_t, const LoadRequest&) { return std::set<std::string>{""}; };
 };
 
 TEST_F(PendingLoadsConflictTest, LoadsOfTwoJobsThatUseTheSameDaemonsDoNotWaitForEachOther) {
   StateOf(0, "/a");
   StateOf(1, "/b");
   bool known = true;
-  jobs_ = [&known](uint32_t, const std::string& source) {
-    return std::set<std::string>{known ? "job of " + source : ""};
+  jobs_ = [&known](uint32_t, const LoadRequest& request) {
+    return std::set<std::string>{known ? "job of " + request.source : ""};
   };
   GivenUp({});
   EXPECT_THAT(GivenUp(timing::kConflictPatience), IsEmpty());
   known = false;
   GivenUp({});
   EXPECT_EQ(GivenUp(timing::kConflictPatience).size(), 2u);
+}
+
+TEST_F(PendingLoadsConflictTest, LoadsOfTwoUsersNeitherEndNorDescribeEachOther) {
+  StateOf(0, "/a");
+  LoadRequest request = RankRequest(1, 3);
+  request.source = "/secret";
+  request.guest = Caller{1001, 5};
+  Propose(1, request);
+  GivenUp({});
+  EXPECT_THAT(GivenUp(timing::kConflictPatience), IsEmpty());
+  for (const auto& waiting : pending_.ListWaiting()) EXPECT_EQ(waiting.conflict, "");
 }
 
 TEST_F(PendingLoadsConflictTest, LoadsThatWaitForEachOthersRanksAreGivenUpAfterSeconds) {

@@ -82,6 +82,36 @@ TEST_F(PendingLoadsTest, RanksOfTwoJobsMakeTwoLoads) {
   EXPECT_EQ(state(1, ""), other) << "a job that is not known may be any: the newest";
 }
 
+TEST_F(PendingLoadsTest, AGuestMakesALoadOfItsOwn) {
+  const auto state = [this](uint32_t rank, std::optional<Caller> guest) {
+    LoadRequest request = RankRequest(rank, 3);
+    request.guest = std::move(guest);
+    return Propose(rank, request);
+  };
+  const std::string own = state(0, std::nullopt);
+  const std::string guests = state(1, Caller{1001, 5});
+  EXPECT_NE(guests, own);
+  EXPECT_EQ(state(2, Caller{1001, 6, {7}}), guests) << "one user, whatever its groups";
+  EXPECT_NE(state(0, Caller{1002, 5}), guests);
+  pending_.CancelWaiting("/models/m", absl::AbortedError("a mistake"), 1001);
+  const auto ended = pending_.TakeExpired(now_);
+  ASSERT_THAT(ended, SizeIs(1));
+  EXPECT_EQ(ended[0].name, guests);
+}
+
+TEST_F(PendingLoadsTest, RulesOfTwoJobsThatPassFilesAreTwoLoads) {
+  const auto ask = [this](const std::string& job, bool passed) {
+    LoadRequest request = RuleRequest("fsdp:3");
+    request.job = job;
+    request.passed = passed;
+    return Propose(0, request);
+  };
+  const std::string one = ask("a", true);
+  EXPECT_EQ(ask("a", true), one);
+  EXPECT_NE(ask("b", true), one) << "its files may be others";
+  EXPECT_NE(ask("b", false), one);
+}
+
 TEST_F(PendingLoadsTest, NobodyJoinsALoadThatFails) {
   const std::string name = Propose(1, RuleRequest("fsdp:3"));
   pending_.TakeReady().at(0).state->Fail();
@@ -98,6 +128,17 @@ TEST_F(PendingLoadsTest, WhoAsksWhileALoadIsPublishedHasToAskAgain) {
   pending_.Finished(name, {absl::OkStatus(), {}, {0, 1, 2}, {}});
   EXPECT_TRUE(pending_.WaitWhileFinishing({2, RuleRequest("fsdp:3")}, Clock::now()));
   EXPECT_EQ(Propose(2, RuleRequest("fsdp:3")), name);
+}
+
+TEST_F(PendingLoadsTest, TheEndOfALoadThatIsPublishedCanBeWaitedFor) {
+  const std::string name = Propose(1, RuleRequest("fsdp:3"));
+  const ReadyLoad load = pending_.TakeReady().at(0);
+  EXPECT_TRUE(pending_.WaitWhilePublishing(name, Clock::now())) << "it is not so far yet";
+  EnterPublishing(load);
+  EXPECT_FALSE(pending_.WaitWhilePublishing(name, Clock::now()));
+  EXPECT_TRUE(pending_.WaitWhilePublishing("checkpoints/another", Clock::now()));
+  pending_.Finished(name, {absl::OkStatus(), {}, {0, 1, 2}, {}});
+  EXPECT_TRUE(pending_.WaitWhilePublishing(name, Clock::now()));
 }
 
 TEST_F(PendingLoadsTest, NamesTheLoadsThatWaitOrRun) {

@@ -18,7 +18,7 @@ namespace {
 class Storage {
  public:
   SourceChecker::Check check() const {
-    return [state = state_](const CheckpointIndex& index) {
+    return [state = state_](const CheckpointIndex& index, const SourceAccess&) {
       if (index.source == "/hangs") {
         ++state->asked;
         state->go_on.wait();
@@ -65,8 +65,9 @@ TEST(SourceChecker, MayBeGoneBeforeItsStorageAnswers) {
   Storage storage;
   const auto ended = std::make_shared<std::promise<void>>();
   {
-    SourceChecker lookups([ended, check = storage.check()](const CheckpointIndex& index) {
-      const absl::Status status = check(index);
+    SourceChecker lookups([ended, check = storage.check()](const CheckpointIndex& index,
+                                                           const SourceAccess& access) {
+      const absl::Status status = check(index, access);
       ended->set_value();
       return status;
     });

@@ -74,13 +74,15 @@ bool NobodyAnswers(const UniqueFd& client) {
 
 class AcceptorTest : public ::testing::Test {
  protected:
-  void Start() {
+  void Start(double may_open = 0.75) {
+    const auto take = [this](UniqueFd fd) {
+      MutexLock lock(mutex_);
+      taken_.push_back(std::move(fd));
+      changed_.NotifyAll();
+    };
     ASSERT_OK_AND_ASSIGN(listener_, ListenTcp("127.0.0.1:0"));
-    ASSERT_OK_AND_ASSIGN(acceptor_, Acceptor::Start(listener_.socket.get(), "here", [this](UniqueFd fd) {
-                           MutexLock lock(mutex_);
-                           taken_.push_back(std::move(fd));
-                           changed_.NotifyAll();
-                         }));
+    ASSERT_OK_AND_ASSIGN(acceptor_,
+                         Acceptor::Start(listener_.socket.get(), "here", may_open, take));
   }
   bool WaitFor(size_t count) {
     MutexLock lock(mutex_);
@@ -121,11 +123,14 @@ TEST_F(AcceptorTest, GoesOnWhenThereAreDescriptorsAgain) {
   EXPECT_TRUE(WaitFor(1));
 }
 
-TEST_F(AcceptorTest, ClosesWhatWouldTakeTheLastQuarterOfTheDescriptors) {
-  Start();
+class AcceptorsShare : public AcceptorTest, public ::testing::WithParamInterface<int> {};
+
+TEST_P(AcceptorsShare, OfTheDescriptorsIsNotExceeded) {
+  const int most = GetParam();
   const FileLimit limit(200);
+  Start(most / 200.0);
   std::vector<UniqueFd> kept;
-  for (UniqueFd fd(::dup(0)); fd.get() < 150; fd = UniqueFd(::dup(0))) kept.push_back(std::move(fd));
+  for (UniqueFd fd(::dup(0)); fd.get() < most; fd = UniqueFd(::dup(0))) kept.push_back(std::move(fd));
   const UniqueFd client = Socket();
   ASSERT_EQ(Connect(client, listener_.port), 0);
   pollfd polled = {client.get(), POLLIN, 0};
@@ -137,6 +142,8 @@ TEST_F(AcceptorTest, ClosesWhatWouldTakeTheLastQuarterOfTheDescriptors) {
   ASSERT_EQ(Connect(next, listener_.port), 0);
   EXPECT_TRUE(WaitFor(1));
 }
+
+INSTANTIATE_TEST_SUITE_P(OfTwoHundred, AcceptorsShare, ::testing::Values(150, 100));
 
 TEST(ListenTcp, TakesAllAddressesOfBothKinds) {
   ASSERT_OK_AND_ASSIGN(const TcpListener listener, ListenTcp("[::]:0"));

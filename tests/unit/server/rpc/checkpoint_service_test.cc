@@ -8,6 +8,7 @@
 
 #include "server/node/node.h"
 #include "server/node/trainer_key.h"
+#include "tests/testing/as_guest.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/group_in_process.h"
 #include "tests/testing/small_source.h"
@@ -26,6 +27,13 @@ class CheckpointServiceTest : public ::testing::Test {
     v1::AcquireShardResponse response;
     grpc::ServerContext context;
     return service_.AcquireShard(&context, &request, &response);
+  }
+  // The name of a checkpoint that is ACTIVE.
+  std::string LoadOnce() {
+    const LoadRequest request = RuleRequest("replicate:1", source_.path());
+    const std::string name = node_.Load(request, "").value().info.name;
+    node_.catalog().watchers().WatchEnd(name, Soon());
+    return name;
   }
   static Node::Options Options() {
     Node::Options options;
@@ -49,6 +57,42 @@ TEST_F(CheckpointServiceTest, LendsWhatIsAboutToBeActive) {
     ASSERT_FALSE(load->resident);
     EXPECT_EQ(Acquire(load->info.name).error_message(), "");
   }
+}
+
+// Every call that names a checkpoint, or a lease of one.
+TEST_F(CheckpointServiceTest, AGuestCanDoNothingWithWhatWasLoadedForAnother) {
+  const std::string name = LoadOnce();
+  CheckpointServiceImpl guests(node_, "/fd.sock", SomeGuest());
+  const auto call = [&](auto method, auto request, auto response) {
+    request.set_name(name);
+    grpc::ServerContext context;
+    return (guests.*method)(&context, &request, &response).error_code();
+  };
+  using Service = CheckpointServiceImpl;
+  constexpr auto kDenied = grpc::StatusCode::PERMISSION_DENIED;
+  EXPECT_EQ(call(&Service::GetCheckpoint, v1::GetCheckpointRequest(), v1::GetCheckpointResponse()),
+            kDenied);
+  EXPECT_EQ(call(&Service::AcquireShard, v1::AcquireShardRequest(), v1::AcquireShardResponse()),
+            kDenied);
+  EXPECT_EQ(call(&Service::ListShardTensors, v1::ListShardTensorsRequest(),
+                 v1::ListShardTensorsResponse()),
+            kDenied);
+  EXPECT_EQ(call(&Service::VerifyCheckpoint, v1::VerifyCheckpointRequest(),
+                 v1::VerifyCheckpointResponse()),
+            kDenied);
+  grpc::ServerContext context;
+  v1::WatchCheckpointRequest watch;
+  watch.set_name(name);
+  EXPECT_EQ(guests.WatchCheckpoint(&context, &watch, nullptr).error_code(), kDenied);
+  v1::ReleaseShardRequest release;
+  release.set_lease(node_.leases().Open(name, AttachMode::kShared).value().lease);
+  v1::ReleaseShardResponse released;
+  EXPECT_EQ(guests.ReleaseShard(&context, &release, &released).error_code(), kDenied);
+  EXPECT_EQ(node_.leases().List().size(), 1u);
+  v1::ListCheckpointsRequest list;
+  v1::ListCheckpointsResponse listed;
+  EXPECT_TRUE(guests.ListCheckpoints(&context, &list, &listed).ok());
+  EXPECT_EQ(listed.checkpoints_size(), 0);
 }
 
 TEST_F(CheckpointServiceTest, AWatchKeepsNothingForAnIdOfAnyLength) {

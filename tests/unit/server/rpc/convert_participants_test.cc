@@ -29,6 +29,7 @@ TEST(ConvertParticipantsTest, HeartbeatsCarryParticipantsAndVerdictsWhole) {
   one.age = seconds(9);
   one.ended_age = seconds(3);
   one.job = "E";
+  one.guest = 1001;
   one.state = Participant::State::kFailed;
   one.failure = Mistake();
   HeartbeatCall call;
@@ -38,6 +39,7 @@ TEST(ConvertParticipantsTest, HeartbeatsCarryParticipantsAndVerdictsWhole) {
   ASSERT_EQ(back.participants.size(), 2u);
   const Participant& same = back.participants[0];
   EXPECT_EQ(same.id + same.source + same.real_source + same.job, "a/m/real/mE");
+  EXPECT_EQ(same.guest, std::optional<uid_t>(1001));
   EXPECT_TRUE(same.age == seconds(9) && same.ended_age == seconds(3));
   EXPECT_TRUE(same.pid == 7 && same.barrier && same.process_age == seconds(100));
   EXPECT_EQ(same.time_left, seconds(0)) << "time is up";

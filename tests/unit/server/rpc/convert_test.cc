@@ -127,10 +127,14 @@ TEST(ConvertProposal, KeepsTheRequest) {
   request.wait_memory = std::chrono::milliseconds(700);
   request.job = "job";
   request.proposal_id = "proposal";
+  request.guest = Caller{1001, 5, {6, 7}};
+  request.passed = true;
   ASSERT_OK_AND_ASSIGN(const LoadRequest back, FromProto(ToProto(1, request)));
   EXPECT_EQ(back.wait_memory, request.wait_memory);
   EXPECT_EQ(back.job, request.job);
   EXPECT_EQ(back.proposal_id, request.proposal_id);
+  EXPECT_EQ(back.guest, request.guest);
+  EXPECT_TRUE(back.passed);
   EXPECT_EQ(RequestDigest(back), RequestDigest(request));
   EXPECT_EQ(back.kind, request.kind);
   EXPECT_EQ(back.timeout, request.timeout);
@@ -162,6 +166,7 @@ PrepareCall RichCall() {
   call.epoch = 9;
   call.request.policy = {Dtype::kF16, {"a"}};
   call.request.kind = HandleKind::kVmmFd;
+  call.request.guest = Caller{1001, 5, {6, 7}};
   call.request_digests = {3, std::numeric_limits<uint64_t>::max()};
   return call;
 }
@@ -173,6 +178,7 @@ TEST(ConvertPrepare, KeepsTheCall) {
   EXPECT_EQ(back.name, call.name);
   EXPECT_EQ(RequestDigest(back.request), RequestDigest(call.request));
   EXPECT_EQ(back.request.kind, call.request.kind);
+  EXPECT_EQ(back.request.guest, call.request.guest);
   EXPECT_EQ(back.rank_digest, call.rank_digest);
   EXPECT_EQ(back.plan_digest, call.plan_digest);
   EXPECT_EQ(back.request_digests, call.request_digests);

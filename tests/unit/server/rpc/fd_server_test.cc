@@ -1,7 +1,9 @@
 #include "server/rpc/fd_server.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -36,7 +38,7 @@ struct Answer {
 class FdServerTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto started = FdServer::Start(path_, leases_);
+    auto started = FdServer::Start(path_, leases_, {{::geteuid()}, rules_});
     ASSERT_OK(started);
     server_ = std::move(started).value();
   }
@@ -49,6 +51,41 @@ class FdServerTest : public ::testing::Test {
     return leases_.Open(kName, mode).value().token;
   }
   UniqueFd Connect() { return ConnectUnix(path_, Soon()).value(); }
+  UniqueFd ConnectAs(uid_t uid, gid_t gid) {
+    EXPECT_EQ(::chmod((folder_ / "").c_str(), 0755), 0);
+    EXPECT_EQ(::chmod(path_.c_str(), ModeOf(path_) | 0006), 0);
+    UniqueFd socket;
+    std::thread([&] {
+      // The system calls change this thread only; glibc's functions would change all threads.
+      ASSERT_EQ(::syscall(SYS_setresgid, -1, gid, -1), 0);
+      ASSERT_EQ(::syscall(SYS_setresuid, -1, uid, -1), 0);
+      socket = Connect();
+    }).join();
+    return socket;
+  }
+  static mode_t ModeOf(const std::string& path) {
+    struct stat info = {};
+    return ::stat(path.c_str(), &info) == 0 ? info.st_mode & 0777 : 0;
+  }
+  static std::string PassingHeader(uint32_t files, const std::string& job,
+                                   const std::string& paths) {
+    std::string header(FilePassing::kHeaderBytes, '\0');
+    const uint32_t numbers[] = {files, static_cast<uint32_t>(job.size()),
+                                static_cast<uint32_t>(job.size() + paths.size())};
+    std::memcpy(header.data(), "CKPTDFDS", 8);
+    std::memcpy(header.data() + 8, numbers, sizeof(numbers));
+    return header;
+  }
+  static void SendFiles(const UniqueFd& socket, const std::string& text,
+                        const std::vector<std::string>& files) {
+    std::vector<UniqueFd> opened;
+    std::vector<int> fds;
+    for (const std::string& file : files) {
+      opened.emplace_back(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+      fds.push_back(opened.back().get());
+    }
+    ASSERT_OK(SendWithFds(socket.get(), std::as_bytes(std::span(text)), fds, Soon()));
+  }
   static void Send(const UniqueFd& socket, const std::string& text) {
     ASSERT_OK(SendWithFds(socket.get(), std::as_bytes(std::span(text)), {}, Soon()));
   }
@@ -77,6 +114,7 @@ class FdServerTest : public ::testing::Test {
   std::unique_ptr<HostMemory> memory_ = MakeSmallMemory(8);
   Catalog catalog_{*memory_, 0, 1};
   LeaseTable leases_{catalog_};
+  const std::shared_ptr<SourceRules> rules_ = std::make_shared<SourceRules>();
   std::unique_ptr<FdServer> server_;
 };
 
@@ -91,20 +129,78 @@ TEST_F(FdServerTest, TheSocketIsForItsOwnerAlone) {
 TEST_F(FdServerTest, AnotherUserIsRefusedEvenWithAToken) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
   Load(AttachMode::kShared);
-  ASSERT_EQ(::chmod((folder_ / "").c_str(), 0755), 0);
-  ASSERT_EQ(::chmod(path_.c_str(), 0666), 0);
-  UniqueFd socket;
-  std::thread([&] {
-    // The system call changes this thread only; glibc's function would change all threads.
-    ASSERT_EQ(::syscall(SYS_setresuid, -1, 65534, -1), 0);
-    socket = Connect();
-  }).join();
-  const std::string token = Token();
-  (void)SendWithFds(socket.get(), std::as_bytes(std::span(token)), {},
-                    Soon());  // may be closed already
-  const auto answer = RecvWithFds(socket.get(), 16, kMaxFdsPerMessage, Soon());
-  EXPECT_TRUE(!answer.ok() || answer->bytes.empty());
+  const UniqueFd socket = ConnectAs(65534, 65534);
+  Send(socket, Token());
+  const Answer answer = Receive(socket);
+  EXPECT_EQ(answer.status, static_cast<uint32_t>(absl::StatusCode::kPermissionDenied));
+  EXPECT_TRUE(answer.fds.empty());
   EXPECT_FALSE(leases_.List().at(0).connected);
+}
+
+TEST_F(FdServerTest, AMemberOfTheGroupThatMayAttachIsServed) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  server_.reset();
+  server_ = FdServer::Start(path_, leases_, {{::geteuid(), 43'000}, rules_}).value();
+  struct stat info = {};
+  ASSERT_EQ(::stat(path_.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0660u);
+  EXPECT_EQ(info.st_gid, 43'000u);
+  Load(AttachMode::kShared);
+  const UniqueFd socket = ConnectAs(65534, 43'000);
+  Send(socket, Token());
+  EXPECT_EQ(Receive(socket).fds_here, 1u);
+}
+
+TEST_F(FdServerTest, FilesThatAClientPassesCountAsLongAsItsConnection) {
+  const std::string file = folder_.Write("a", "bytes");
+  UniqueFd socket = Connect();
+  Send(socket, PassingHeader(1, "job", std::string("/m/a\0", 5)));
+  SendFiles(socket, "job" + std::string("/m/a\0", 5), {file});
+  const Answer answer = Receive(socket);
+  EXPECT_EQ(answer.status, 0u);
+  EXPECT_EQ(answer.fds_here + answer.fds_to_come, 0u);
+  EXPECT_TRUE(rules_->passed.Has({std::nullopt, "job"}, "/m/a"));
+  socket.Reset();
+  for (const Deadline end = Soon(); rules_->passed.count() > 0 && Clock::now() < end;) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(rules_->passed.count(), 0u);
+}
+
+TEST_F(FdServerTest, FilesOfAGuestCountForItsUser) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  server_.reset();
+  server_ = FdServer::Start(path_, leases_, {{::geteuid(), 43'000}, rules_}).value();
+  const UniqueFd socket = ConnectAs(65534, 43'000);
+  Send(socket, PassingHeader(1, "", std::string("/m/a\0", 5)));
+  SendFiles(socket, std::string("/m/a\0", 5), {folder_.Write("a", "bytes")});
+  EXPECT_EQ(Receive(socket).status, 0u);
+  EXPECT_TRUE(rules_->passed.Has({65534, ""}, "/m/a"));
+  EXPECT_FALSE(rules_->passed.Has({std::nullopt, ""}, "/m/a"));
+}
+
+TEST_F(FdServerTest, FilesThatAreNotTakenAreRefusedWithASentence) {
+  const UniqueFd socket = Connect();
+  Send(socket, PassingHeader(1, "", std::string("./m/a\0", 6)));
+  SendFiles(socket, std::string("./m/a\0", 6), {folder_.Write("a", "bytes")});
+  const Answer answer = Receive(socket);
+  EXPECT_EQ(answer.status, static_cast<uint32_t>(absl::StatusCode::kInvalidArgument));
+  EXPECT_NE(Rest(socket).find("a path is not absolute"), std::string::npos);
+  EXPECT_EQ(rules_->passed.count(), 0u);
+}
+
+TEST_F(FdServerTest, MoreFilesThanTheDaemonKeepsAreRefused) {
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{64, before.rlim_max};
+  server_.reset();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  server_ = FdServer::Start(path_, leases_, {{::geteuid()}, rules_}).value();
+  const UniqueFd socket = Connect();
+  Send(socket, PassingHeader(17, "", "paths"));
+  const Answer answer = Receive(socket);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(answer.status, static_cast<uint32_t>(absl::StatusCode::kResourceExhausted));
 }
 
 TEST_F(FdServerTest, TradesATokenForOneDescriptorPerSegment) {

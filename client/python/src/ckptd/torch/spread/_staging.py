@@ -2,9 +2,9 @@
 
 OfferedMemory describes where tensors are and copies nothing. If the daemon may not read this
 process's memory, MemoryFile makes one copy, by write(), so that it never counts as memory
-mapped by this process. Neither has a name, so both go when they are closed or the process
-ends, however it ends. If CKPTD_STAGE_DIR names a folder, the copy is a named file there, for
-daemons that cannot reach this process otherwise. A later process removes files of killed ones.
+mapped by this process, and passes its descriptor to the daemon. Neither has a name, so both go when
+they are closed or the process ends, however it ends. If CKPTD_STAGE_DIR names a folder, the copy is
+a named file there. A later process removes files of killed ones.
 """
 
 import contextlib
@@ -14,10 +14,12 @@ import json
 import logging
 import os
 import re
+import socket
 import stat
 import struct
 import tempfile
 import threading
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
@@ -42,7 +44,13 @@ _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 _PR_SET_PTRACER = 0x59616D61
 _ANYBODY, _NOBODY = -1, 0
 _PATIENCE = 5.0  # seconds for a busy daemon to answer
-_COPY_AFTER = ("SOURCE_UNREADABLE", "SOURCE_INVALID", "SOURCE_NOT_FOUND", "DEADLINE")
+_COPY_AFTER = (
+    "SOURCE_UNREADABLE",
+    "SOURCE_FORBIDDEN",
+    "SOURCE_INVALID",
+    "SOURCE_NOT_FOUND",
+    "DEADLINE",
+)
 _LOG = logging.getLogger("ckptd")
 
 
@@ -86,6 +94,22 @@ def staged(
     image = _image(tensors)
     if os.environ.get(_FOLDER):
         return MemoryFile(image)
+    offered = None if own._passing.foreign else _offered(image, own, deadline)
+    if offered is not None:
+        return offered
+    copy = MemoryFile(image)
+    try:
+        copy.pass_to(own, deadline)
+    except (OSError, Error) as error:  # a daemon may be an older one
+        _LOG.info("the copy of the state dict is not passed to the daemon: %s", error)
+    except BaseException:
+        copy.close()
+        raise
+    return copy
+
+
+def _offered(image: _Image, own: _client.Client, deadline: Deadline) -> Optional["OfferedMemory"]:
+    """This process's memory, if the daemon can read it."""
     offered = OfferedMemory(image)
     try:
         own.check_readable(offered.path, min(_PATIENCE, deadline.for_call()))
@@ -95,7 +119,7 @@ def staged(
         if not isinstance(error, Error) or error.reason not in _COPY_AFTER:
             raise
         _LOG.info("the state dict is copied for the daemon, which cannot read it here: %s", error)
-        return MemoryFile(image)
+        return None
 
 
 class OfferedMemory:
@@ -171,6 +195,8 @@ class MemoryFile:
             _remove_stale_files(os.environ[_FOLDER])  # before the room is checked
         _check_room(self.nbytes)
         self._named: Optional[str] = None
+        self._passed: Optional[socket.socket] = None
+        self._passed_as = ""
         self._fd = self._create()
         try:
             _write_all(self._fd, image.header, 0)
@@ -201,16 +227,24 @@ class MemoryFile:
         if self._named is None:
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
 
+    def pass_to(self, own: _client.Client, deadline: Deadline) -> None:
+        """Has the daemon read it from its descriptor, under a path that means nothing else."""
+        name = f"/ckptd-state-dict-{uuid.uuid4().hex}.safetensors"
+        self._passed = own._passing.descriptor(name, self._fd, deadline)
+        self._passed_as = name
+
     @property
     def path(self) -> str:
-        """Path at which processes of the same user and process-id namespace open it."""
-        return self._named or f"/proc/{os.getpid()}/fd/{self._fd}"
+        """Path at which the daemon opens it, or processes of the same user and PID namespace do."""
+        return self._named or self._passed_as or f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def close(self) -> None:
         """Frees the memory once no reader has it open. Does not wait for that."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
+        if self._passed is not None:
+            self._passed.close()
         if self._named:
             with contextlib.suppress(FileNotFoundError):  # the folder was cleared meanwhile
                 os.unlink(self._named)

@@ -39,9 +39,9 @@ class ChooseFiles : public ::testing::TestWithParam<Folder> {};
 TEST_P(ChooseFiles, TakesWhatTransformersWouldAndElseTheModelsOwnFiles) {
   const TempFolder folder;
   for (const std::string& name : GetParam().holds) folder.Write(name, "");
-  const Storage& storage = StorageOf(folder.path());
-  ASSERT_OK_AND_ASSIGN(const Listing listing, ListSource(storage, folder.path()));
-  const auto choice = ckptd::ChooseFiles(storage, folder.path(), ContentsOf(listing));
+  const std::shared_ptr<const Storage> storage = StorageOf(folder.path());
+  ASSERT_OK_AND_ASSIGN(const Listing listing, ListSource(*storage, folder.path()));
+  const auto choice = ckptd::ChooseFiles(*storage, folder.path(), ContentsOf(listing));
   if (GetParam().counts.empty()) {
     ASSERT_FALSE(choice.ok());
     EXPECT_THAT(choice, Says(GetParam().refusal));

@@ -1,0 +1,54 @@
+// `ckptd stop`: ends the launcher of a job, which ends its daemons.
+#include <fmt/format.h>
+#include <signal.h>
+#include <time.h>
+
+#include <cerrno>
+#include <chrono>
+
+#include "common/base/reasons.h"
+#include "common/base/status.h"
+#include "server/daemon/commands.h"
+#include "server/daemon/job_lock.h"
+
+namespace ckptd {
+namespace {
+
+constexpr std::chrono::seconds kPatience{30};  // more than a launcher has with its daemons
+constexpr timespec kTick = {0, 50'000'000};
+
+absl::Status Stop(const Config& config, const LaunchOptions& options) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  pid_t told = 0;
+  for (;;) {
+    const absl::Status free = LockJob(config, options).status();
+    if (!IsHeld(free)) return free;
+    const pid_t holder = HolderOfJob(config, options);
+    if (holder > 0 && holder != told) {
+      if (::kill(holder, SIGTERM) != 0 && errno != ESRCH) {
+        return ErrnoStatus(
+            errno, fmt::format("ending the launcher of job {}, process {}", config.job, holder));
+      }
+      told = holder;
+    }
+    if (std::chrono::steady_clock::now() >= deadline) {
+      return MakeError(
+          absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+          fmt::format("ending job {}: its launcher, process {}, still runs {} s after SIGTERM; "
+                      "look at its lines, or kill it",
+                      config.job, holder, kPatience.count()));
+    }
+    ::nanosleep(&kTick, nullptr);
+  }
+}
+
+}  // namespace
+
+int StopCommand(const Config& config, const LaunchOptions& options) {
+  const absl::Status stopped = Stop(config, options);
+  if (stopped.ok()) return kExitOk;
+  PrintError(stopped);
+  return kExitFailed;
+}
+
+}  // namespace ckptd

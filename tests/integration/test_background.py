@@ -1,0 +1,129 @@
+"""Daemons that go on in the background, end when nobody uses them, and that trainers start."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import ckptd
+import pytest
+from faults import sparse
+from group import BINARIES, PATIENCE, clean_environment, parsed, wait_until
+
+# What a trainer does with its daemon, and what it finds.
+TRAINER = """
+import sys, ckptd
+with ckptd.connect() as client:
+    checkpoint = client.load(sys.argv[1], layout="fsdp:2")
+    with client.acquire(checkpoint) as shard:
+        print(checkpoint.name, checkpoint.resident, sum(len(view.buffer) for view in shard.tensors.values()))
+"""
+
+
+class Host:
+    """The jobs of one run directory; those that are left end with it."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.environment = {**clean_environment(), "CKPTD_RUN_DIR": str(folder)}
+        self.environment["PATH"] = f"{BINARIES}:{self.environment['PATH']}"
+
+    def ckptd(self, *arguments):
+        done = subprocess.run([BINARIES / "ckptd", *map(str, arguments)], env=self.environment, text=True,
+                              capture_output=True, timeout=PATIENCE)
+        return done.returncode, done.stderr
+
+    def launch(self, job, *options):
+        return self.ckptd("launch", "--job", job, "--detach", "--segment-bytes", "2MiB", *options)
+
+    def runs(self, job):
+        return (self.folder / job / "node-0.lock").exists()
+
+    def client(self, job, rank=0):
+        return ckptd.connect(self.folder / job / f"rank-{rank}.sock")
+
+
+@pytest.fixture
+def host(tmp_path):
+    host = Host(tmp_path / "run")
+    yield host
+    jobs = [folder.name for folder in host.folder.iterdir()] if host.folder.exists() else []
+    for job in jobs:
+        assert host.ckptd("stop", "--job", job) == (0, "")
+        assert [file.name for file in (host.folder / job).iterdir() if not file.name.startswith("node-0.log")] == []
+
+
+def test_they_go_on_when_launch_has_returned_and_end_when_they_are_told_to(host):
+    code, said = host.launch("job", "--nproc", 2)
+    assert code == 0 and "daemons of job job are ready, and go on in the background; `ckptd stop --job job` ends them" in said
+    with host.client("job", 1) as client:
+        assert client.list() == []
+    code, said = host.launch("job", "--nproc", 2)
+    assert code == 0 and "the daemons of job job run already" in said
+    assert "rank 1" in (host.folder / "job" / "node-0.log").read_text()
+    assert host.ckptd("stop", "--job", "job") == (0, "")
+    with pytest.raises(ckptd.Unavailable):
+        ckptd.connect(host.folder / "job" / "rank-0.sock", wait=0)
+
+
+def test_launch_says_why_daemons_could_not_be_started(host):
+    code, said = host.launch("job", "--load", host.folder / "none.safetensors", "--ready-when", "loaded")
+    assert code == 1
+    assert "starting rank 0 --ready-when loaded" in said and "SOURCE_NOT_FOUND" in said
+    assert not host.runs("job")
+    code, said = host.launch("job", "--linger", "15 parsecs")
+    assert code == 2 and "--linger" in said
+
+
+def test_they_end_when_nobody_has_used_them_for_a_while_and_not_while_somebody_does(host, tmp_path):
+    path = sparse(tmp_path / "m.safetensors", 1 << 20)
+    assert host.launch("used", "--linger", "1s")[0] == 0
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(host.client("used"))
+        stack.enter_context(client.acquire(client.load(path, layout="replicate:1")))
+        # As long as it takes another job to end, twice.
+        for idle in ("first", "second"):
+            assert host.launch(idle, "--linger", "1s")[0] == 0
+            wait_until(lambda: not host.runs(idle), f"the idle daemon of {idle} to end")
+            assert "nobody has used the daemons for 1 s" in (host.folder / idle / "node-0.log").read_text()
+        assert host.runs("used")
+    wait_until(lambda: not host.runs("used"), "the daemon that is used no more to end")
+
+
+def run_trainers(host, path, **more):
+    """What both ranks of a job print."""
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0"}
+    trainers = [
+        subprocess.Popen([sys.executable, "-c", TRAINER, path], text=True, stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE,
+                         env={**host.environment, **world, "RANK": str(rank), "LOCAL_RANK": str(rank), **more})
+        for rank in range(2)
+    ]
+    said = [trainer.communicate(timeout=PATIENCE) for trainer in trainers]
+    return [(trainer.returncode, *texts) for trainer, texts in zip(trainers, said)]
+
+
+def test_the_first_trainers_of_a_host_start_them_and_the_next_find_the_weights(host, tmp_path):
+    path = sparse(tmp_path / "m.safetensors", 1 << 20)
+    first = run_trainers(host, path, CKPTD_AUTO="1")
+    assert [code for code, _, _ in first] == [0, 0], first
+    name, resident, size = first[0][1].split()
+    assert resident == "False" and int(size) >= 1 << 19
+    again = run_trainers(host, path, CKPTD_AUTO="1")
+    assert [(code, *said.split()) for code, said, _ in again] == [(0, name, "True", size)] * 2
+    info = parsed(subprocess.run([BINARIES / "ckptctl", "info", "--output", "json"], env=host.environment, text=True,
+                                 capture_output=True, check=True).stdout)
+    assert info["world_size"] == 2
+
+
+@pytest.mark.parametrize("variables, why", [
+    ({}, "start the job's daemons with `ckptd launch"),
+    ({"CKPTD_AUTO": "1", "CKPTD_MEMORY_BUDGET": "many"}, "CKPTD_AUTO is set): "),
+    ({"CKPTD_AUTO": "1", "CKPTD_ADDRESS": "/nowhere/rank-{rank}.sock"}, "from CKPTD_ADDRESS"),
+])
+def test_where_they_are_not_started_the_error_says_why(host, variables, why):
+    environment = {**host.environment, "RANK": "0", "WORLD_SIZE": "1", **variables}
+    code = "import ckptd\ntry: ckptd.connect(wait=0)\nexcept ckptd.Unavailable as error: print(error.reason, error)"
+    said = subprocess.run([sys.executable, "-c", code], env=environment, text=True, capture_output=True)
+    assert said.stdout.startswith("DAEMON_UNREACHABLE") and why in said.stdout, said
+    assert not os.path.exists(host.folder / "default" / "node-0.lock")

@@ -1,0 +1,109 @@
+"""A daemon and a trainer as two containers of a pod, which share a network, a folder of sockets and nothing else."""
+
+import json
+
+import images
+import pytest
+from group import ROOT, save, wait_until
+from pods import Container, EmptyDir, HostPath, Pod, Probe, VolumeMount
+
+pytestmark = pytest.mark.skipif(bool(images.why_not()), reason=str(images.why_not()))
+
+
+STARTED = Probe(("/usr/bin/ckptctl", "info"), period_seconds=0.2)
+
+
+@pytest.fixture(scope="module")
+def pod(layouts, tmp_path_factory):
+    import torch
+    models, generator = tmp_path_factory.mktemp("models"), torch.Generator().manual_seed(5)
+    shapes = {"0.weight": (256, 64), "0.bias": (256,), "1.weight": (8, 256), "1.bias": (8,)}
+    save(models / "m.safetensors", {name: 0.05 * torch.randn(shape, generator=generator) for name, shape in shapes.items()})
+    models.chmod(0o755)  # files of tests are their user's alone
+    (models / "m.safetensors").chmod(0o644)
+    mounts = (VolumeMount("run", "/run/ckptd"), VolumeMount("models", "/models", read_only=True))
+    daemon = Container("ckptd", layouts("host").image, env={"CKPTD_ARENA": "0"}, volume_mounts=mounts,
+                       startup_probe=STARTED, restart_policy="Always")
+    trainer = Container("trainer", images.of_system(tmp_path_factory.mktemp("python")),
+                        args=(ROOT / "tests/cases/pod_trainer.py", "/models/m.safetensors"), run_as_user=65532, run_as_group=65532,
+                        env={"CKPTD_RUN_DIR": "/run/ckptd", "HOME": "/tmp"},
+                        volume_mounts=(*mounts, VolumeMount("tmp", "/tmp")), stdin=True)
+    volumes = {"run": EmptyDir("Memory"), "tmp": EmptyDir(), "models": HostPath(str(models))}
+    with Pod(tmp_path_factory.mktemp("p"), init_containers=[daemon], containers=[trainer], volumes=volumes) as made:
+        yield made
+
+
+def ask(pod, word):
+    return json.loads(pod.runs["trainer"].ask(word))
+
+
+def leases(pod):
+    done = pod.execute("ckptd", "/usr/bin/ckptctl", "leases", "--output", "json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout).get("leases", [])
+
+
+def killed(pod, name):
+    """Kills a container, and waits until the node has started it again."""
+    ended, started = (pod.events.count((name, what)) for what in ("ended 137", "started"))
+    pod.kill(name)
+    pod.wait_event(name, "ended 137", ended + 1)
+    pod.wait_event(name, "started", started + 1)
+
+
+def test_containers_share_no_namespace_but_the_network_and_no_privilege(pod):
+    theirs, ours = pod.namespaces("ckptd"), pod.namespaces("trainer")
+    assert theirs["net"] == ours["net"]
+    assert not [kind for kind in ("pid", "ipc", "mnt", "uts") if theirs[kind] == ours[kind]]
+    assert ask(pod, "where") == {"uid": 65532, "groups": [], "processes": 1, "pid": 1}
+    for name in ("ckptd", "trainer"):
+        status = pod.proc(name, "status")
+        assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0, name
+        assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2", name
+
+
+def test_a_trainer_in_another_container_trains_on_what_its_daemon_loads(pod):
+    trained = ask(pod, "train")
+    assert trained["same"] and trained["losses"][1] < trained["losses"][0]
+
+
+def test_a_killed_trainer_attaches_to_what_its_daemon_kept(pod):
+    first = ask(pod, "attach")
+    killed(pod, "trainer")
+    wait_until(lambda: not leases(pod), "the dead trainer's lease to end")
+    assert ask(pod, "attach") == {"resident": True, "bytes": first["bytes"]}
+    assert len(leases(pod)) == 1
+
+
+def test_a_trainer_keeps_its_memory_when_the_daemon_is_killed_and_attaches_to_the_next_one(pod):
+    before = ask(pod, "attach")["bytes"]
+    killed(pod, "ckptd")
+    assert ask(pod, "compare")["bytes"] == before
+    wait_until(lambda: pod.passes("ckptd", STARTED), "the next daemon to serve")
+    assert ask(pod, "attach") == {"resident": False, "bytes": before}
+
+
+UNTIL_TOLD = "trap 'exit 0' TERM; touch /run/pod/$0; while :; do sleep 60 & wait $!; done"
+ONCE_BADLY = "[ -e /run/pod/failed ] || { touch /run/pod/failed; exit 3; }; " + UNTIL_TOLD
+
+
+def test_containers_start_and_end_in_the_order_that_a_node_keeps(tmp_path_factory):
+    image, mounts = images.of_system(tmp_path_factory.mktemp("system")), (VolumeMount("run", "/run/pod"),)
+
+    def container(name, script, **named):
+        return Container(name, image, command=("/bin/sh", "-c", script, name), volume_mounts=mounts, run_as_user=1000, **named)
+
+    def sidecar(name):
+        return container(name, UNTIL_TOLD, restart_policy="Always", startup_probe=Probe(("/usr/bin/test", "-e", f"/run/pod/{name}"), 0.1))
+
+    first = container("first", "exit 0")
+    with Pod(tmp_path_factory.mktemp("p"), init_containers=[first, sidecar("one"), sidecar("two")], fs_group=2000,
+             containers=[container("main", ONCE_BADLY)], volumes={"run": EmptyDir("Memory")}, restart_policy="OnFailure") as pod:
+        pod.wait_event("main", "started", 2)
+        mine = Probe(("/bin/sh", "-c", "[ $(stat -c %u:%g /run/pod/main) = 1000:2000 ]"))
+        wait_until(lambda: pod.passes("main", mine), "the second run of main, whose files have the pod's group")
+    assert pod.events == [
+        ("first", "started"), ("first", "ended 0"), ("one", "started"), ("one", "passed"), ("two", "started"), ("two", "passed"),
+        ("main", "started"), ("main", "ended 3"), ("main", "started"),
+        ("main", "ended 0"), ("two", "ended 0"), ("one", "ended 0"),
+    ]
