@@ -1,8 +1,10 @@
 #include "common/base/posix.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -30,6 +32,13 @@ UniqueFd NewMemfd(const char* name) {
   // Kernels before 6.3 do not know MFD_NOEXEC_SEAL.
   if (!fd.valid() && errno == EINVAL) fd = UniqueFd(::memfd_create(name, kFlags));
   return fd;
+}
+
+bool IsNamedFileInMemory(int fd) {
+  struct stat info = {};
+  struct statfs system = {};
+  return ::fstat(fd, &info) == 0 && ::fstatfs(fd, &system) == 0 && S_ISREG(info.st_mode) &&
+         info.st_nlink > 0 && info.st_uid == ::geteuid() && system.f_type == TMPFS_MAGIC;
 }
 
 absl::StatusOr<UniqueFd> DuplicateFd(int fd, const std::string& doing) {

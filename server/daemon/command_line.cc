@@ -215,7 +215,8 @@ CommandLineParser::CommandLineParser() : line_(DefaultLine()), app_(kAbout, "ckp
   AddLaunchFlags(*launch_, line_.launch);
   stop_->footer(
       "Ends the launcher of --job in --run-dir, in the background or not, and waits until its\n"
-      "daemons have ended. Trainers keep what they have attached to. Fine where there is none.\n"
+      "daemons and their keeper have ended, also one that was left by --keep. Trainers keep what\n"
+      "they have attached to. Fine where there is none.\n"
       "\n"
       "  ckptd stop --job my-job");
   AddNodeRank(*stop_, line_.launch);

@@ -55,6 +55,7 @@ struct Config {
   uint32_t reader_threads = 0;
   double heartbeat_interval = 1.0;  // seconds
   double heartbeat_timeout = 5.0;
+  std::string slab_dir;  // memory-backed folder that has shards as files; empty: none
   std::string keeper;  // socket of `ckptd keep`; empty or "none": nothing outlives the daemon
   std::string log_level = "info";
   std::string load;    // loaded once the group is complete; empty: nothing

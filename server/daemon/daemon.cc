@@ -17,8 +17,11 @@
 #include "server/daemon/network.h"
 #include "server/daemon/peer_auth.h"
 #include "server/daemon/preload.h"
+#include "server/daemon/service_manager.h"
+#include "server/daemon/slab_dir.h"
 #include "server/daemon/stop_deadline.h"
 #include "server/keeper/keeper_client.h"
+#include "server/keeper/slab_folder.h"
 #include "server/keeper/systemd_store.h"
 #include "server/rpc/links.h"
 
@@ -162,13 +165,19 @@ absl::Status Daemon::LockRank() {
 }
 
 absl::Status Daemon::StartKeeping() {
-  if (config_.keeper.empty() || config_.keeper == kNoKeeper) return absl::OkStatus();
   std::unique_ptr<DescriptorStore> store;
   if (config_.keeper == kSystemdKeeper) {
     CKPTD_ASSIGN_OR_RETURN(store, SystemdStore::Take(ReadEnvironment));
-  } else {
+  } else if (!config_.keeper.empty() && config_.keeper != kNoKeeper) {
     store = KeeperClient::Start(config_.keeper, fmt::format("rank-{}", config_.rank), kKeeperPatience);
   }
+  CKPTD_ASSIGN_OR_RETURN(const std::string folder, MakeSlabFolder(config_));
+  if (!folder.empty()) {
+    CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<DescriptorStore> files, SlabFolder::Open(folder));
+    store = store == nullptr ? std::move(files)
+                             : std::make_unique<TwoStores>(std::move(store), std::move(files));
+  }
+  if (store == nullptr) return absl::OkStatus();
   keeping_ = std::make_unique<Keeping>(std::move(store), config_.rank, config_.world_size,
                                        std::max(1U, std::thread::hardware_concurrency()));
   return absl::OkStatus();
@@ -254,6 +263,8 @@ void Daemon::AnnounceReady(const std::function<bool()>& stop) {
 }
 
 void Daemon::WriteReadyFd(char state) const {
+  // A supervisor that started this process listens there, and tells the service manager itself.
+  if (config_.ready_fd < 0 && state == '1') NotifyServiceManager("READY=1");
   if (config_.ready_fd < 0 || ::write(config_.ready_fd, &state, 1) == 1) return;
   Log(LogLevel::kWarn, "writing to --ready-fd {}: {}", config_.ready_fd, std::strerror(errno));
 }

@@ -9,6 +9,7 @@
 #include "common/base/logging.h"
 #include "common/base/posix.h"
 #include "common/base/status.h"
+#include "server/daemon/access_settings.h"
 #include "server/daemon/check_config.h"
 #include "server/daemon/child.h"
 #include "server/daemon/commands.h"
@@ -22,7 +23,8 @@ absl::StatusOr<std::string> SocketOf(const Config& config, const KeepOptions& op
   if (!options.socket.empty()) return options.socket;
   CKPTD_RETURN_IF_ERROR(CheckConfig(config));
   const SocketPaths paths = PathsOf(config);
-  CKPTD_RETURN_IF_ERROR(MakeRunDirectory(paths.directory));
+  CKPTD_ASSIGN_OR_RETURN(const AccessPolicy policy, ReadAccessPolicy(config));
+  CKPTD_RETURN_IF_ERROR(MakeRunDirectory(paths.directory, policy.group));
   return paths.keeper;
 }
 

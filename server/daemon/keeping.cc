@@ -153,7 +153,9 @@ void Keeping::Drop(const std::string& name, const absl::Status& why) {
 void Keeping::Restore(Catalog& catalog, LeaseTable& leases) {
   const auto begun = std::chrono::steady_clock::now();
   if (found_.empty()) return;
-  // Sorted, so a checkpoint comes before its leases, whose names begin with its own.
+  // Checkpoints first: the lease of a view holds the memory of another one.
+  std::stable_partition(found_.begin(), found_.end(),
+                        [](const Found& found) { return !IsLease(found.name); });
   for (Found& found : std::exchange(found_, {})) {
     absl::Status restored = found.read;
     if (restored.ok()) {

@@ -75,12 +75,7 @@ struct Slot {
 
 // What daemons are told. If it names no keeper, this launch starts one, of this node.
 Config WithKeeper(Config config, const LaunchOptions& options) {
-  const SocketPaths paths = PathsOf(config);
-  if (config.keeper.empty()) {
-    config.keeper = options.nnodes == 1 ? paths.keeper
-                                        : fmt::format("{}/node-{}.keeper.sock", paths.directory,
-                                                      options.node_rank);
-  }
+  if (config.keeper.empty()) config.keeper = KeeperSocketOf(config, options.node_rank);
   return config;
 }
 

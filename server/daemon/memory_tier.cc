@@ -15,6 +15,7 @@
 #include "server/daemon/network.h"
 #include "server/daemon/run_directory.h"
 #include "server/daemon/sizes.h"
+#include "server/daemon/slab_dir.h"
 #include "server/memory/host/available_memory.h"
 #include "server/memory/host/host_memory.h"
 #include "server/memory/host/numa.h"
@@ -79,8 +80,13 @@ absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason
   CKPTD_ASSIGN_OR_RETURN(const uint64_t behind, ParseShare(config.host_tier, available));
   if (behind > 0) Log(LogLevel::kWarn, "--host-tier is not used: shards live in host memory");
   HostMemoryOptions options;
-  CKPTD_ASSIGN_OR_RETURN(options.budget_bytes,
-                         ParseBudget(config.memory_budget, available / config.local_size, kept));
+  uint64_t part = available / config.local_size;
+  CKPTD_ASSIGN_OR_RETURN(options.folder, MakeSlabFolder(config));
+  if (!options.folder.empty()) {
+    CKPTD_ASSIGN_OR_RETURN(const uint64_t room, SlabFolderBytes(config, options.folder, kept));
+    part = std::min(part, room);
+  }
+  CKPTD_ASSIGN_OR_RETURN(options.budget_bytes, ParseBudget(config.memory_budget, part, kept));
   CKPTD_ASSIGN_OR_RETURN(const ArenaSize arena,
                          ChooseArena(config, available, options.budget_bytes));
   options.arena_target_bytes = arena.bytes;
@@ -202,6 +208,12 @@ absl::Status OpenComms(const Config& config, const CudaMemory&, MemoryTier& tier
 
 absl::StatusOr<MemoryTier> MakeCudaTier(const CudaDriver& driver, const Config& config,
                                         std::string reason, uint64_t kept) {
+  if (!config.slab_dir.empty()) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
+                     fmt::format("checking --slab-dir {}: shards are in the memory of a GPU, which is "
+                                 "no file; leave it out, or use --memory host",
+                                 config.slab_dir));
+  }
   CKPTD_ASSIGN_OR_RETURN(GpuInfo gpu, ChooseGpu(driver, config));
   CKPTD_ASSIGN_OR_RETURN(const std::vector<GpuInfo> gpus, ListGpus(driver));
   CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<CudaDevice> device,

@@ -30,6 +30,12 @@ SocketPaths PathsOf(const Config& config) {
   return paths;
 }
 
+std::string KeeperSocketOf(const Config& config, uint32_t node_rank) {
+  const SocketPaths paths = PathsOf(config);
+  if (node_rank == 0) return paths.keeper;
+  return fmt::format("{}/node-{}.keeper.sock", paths.directory, node_rank);
+}
+
 namespace {
 
 // By a descriptor, so that it is still the directory that was looked at. One that an earlier daemon

@@ -1,6 +1,7 @@
 // Seam: a place outside of this process that holds descriptors by name, and gives them to the next
 // process.
-// Backends: server/keeper/keeper_client (`ckptd keep`), server/keeper/systemd_store.
+// Backends: server/keeper/keeper_client (`ckptd keep`), server/keeper/systemd_store,
+// server/keeper/slab_folder.
 #ifndef CKPTD_SERVER_KEEPER_DESCRIPTOR_STORE_H_
 #define CKPTD_SERVER_KEEPER_DESCRIPTOR_STORE_H_
 

@@ -23,6 +23,17 @@ absl::Status NoRecord(const std::string& why) {
   return MakeError(absl::StatusCode::kDataLoss, reason::kDigestMismatch, "reading its record: " + why);
 }
 
+// `write` fills it.
+template <typename Write>
+absl::StatusOr<UniqueFd> SealedRecord(Write write) {
+  UniqueFd fd = NewMemfd("ckptd-record");
+  if (!fd.valid()) return ErrnoStatus(errno, "making a record for the keeper");
+  if (!write(fd.get()) || ::fcntl(fd.get(), F_ADD_SEALS, kRecordSeals) != 0) {
+    return ErrnoStatus(errno, "writing a record for the keeper");
+  }
+  return fd;
+}
+
 }  // namespace
 
 absl::Status SendPacket(int socket, const google::protobuf::MessageLite& message,
@@ -53,31 +64,37 @@ absl::Status ParsePacket(const std::vector<std::byte>& bytes, google::protobuf::
                                bytes.size()));
 }
 
+absl::StatusOr<std::string> RecordBytes(int fd) {
+  struct stat info = {};
+  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size <= 0 ||
+      info.st_size > kMaxRecordBytes) {
+    return NoRecord("it is no file of up to 1 GiB");
+  }
+  std::string bytes(static_cast<size_t>(info.st_size), '\0');
+  CKPTD_RETURN_IF_ERROR(
+      PreadFull(fd, 0, std::as_writable_bytes(std::span(bytes)), "a record of the keeper"));
+  return bytes;
+}
+
+absl::StatusOr<UniqueFd> CopyRecord(int file) {
+  CKPTD_ASSIGN_OR_RETURN(const std::string bytes, RecordBytes(file));
+  return SealedRecord([&](int fd) { return ::write(fd, bytes.data(), bytes.size()) ==
+                                           static_cast<ssize_t>(bytes.size()); });
+}
+
 absl::StatusOr<UniqueFd> WriteRecord(const google::protobuf::MessageLite& body) {
   v1::KeptRecord record;
   record.set_format(kKeeperFormat);
   record.set_version(CKPTD_VERSION);
   *record.mutable_body() = body.SerializeAsString();
   record.set_digest(Xxh3(record.body()));
-  UniqueFd fd = NewMemfd("ckptd-record");
-  if (!fd.valid()) return ErrnoStatus(errno, "making a record for the keeper");
-  if (!record.SerializeToFileDescriptor(fd.get()) ||
-      ::fcntl(fd.get(), F_ADD_SEALS, kRecordSeals) != 0) {
-    return ErrnoStatus(errno, "writing a record for the keeper");
-  }
-  return fd;
+  return SealedRecord([&](int fd) { return record.SerializeToFileDescriptor(fd); });
 }
 
 absl::Status ReadRecord(int fd, google::protobuf::MessageLite& body) {
-  struct stat info = {};
   const int seals = ::fcntl(fd, F_GET_SEALS);
-  if (seals < 0 || (seals & kRecordSeals) != kRecordSeals || ::fstat(fd, &info) != 0 || info.st_size <= 0 ||
-      info.st_size > kMaxRecordBytes) {
-    return NoRecord("it is no sealed memfd of up to 1 GiB");
-  }
-  std::string bytes(static_cast<size_t>(info.st_size), '\0');
-  CKPTD_RETURN_IF_ERROR(
-      PreadFull(fd, 0, std::as_writable_bytes(std::span(bytes)), "a record of the keeper"));
+  if (seals < 0 || (seals & kRecordSeals) != kRecordSeals) return NoRecord("it is no sealed memfd");
+  CKPTD_ASSIGN_OR_RETURN(const std::string bytes, RecordBytes(fd));
   v1::KeptRecord record;
   if (!record.ParseFromString(bytes)) return NoRecord("it is no KeptRecord");
   if (record.format() != kKeeperFormat) {

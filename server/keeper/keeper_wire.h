@@ -62,6 +62,10 @@ absl::Status SendEntry(int socket, const std::vector<UniqueFd>& fds, Deadline de
 
 // A sealed memfd with that body and its digest.
 absl::StatusOr<UniqueFd> WriteRecord(const google::protobuf::MessageLite& body);
+// The bytes of a record's file. Errors: as ReadRecord.
+absl::StatusOr<std::string> RecordBytes(int fd);
+// A sealed memfd with the same bytes, of any file that is no larger than a record may be.
+absl::StatusOr<UniqueFd> CopyRecord(int file);
 // Reads it. Errors: DataLoss DIGEST_MISMATCH if its digest does not hold, it is no record, or one of
 // another format.
 absl::Status ReadRecord(int fd, google::protobuf::MessageLite& body);

@@ -36,7 +36,7 @@ HostMemoryOptions WithDefaults(HostMemoryOptions options) {
 Arena::Arena(HostMemoryOptions options)
     : options_(WithDefaults(std::move(options))),
       claims_(options_.claims_path, options_.available_memory),
-      ownership_check_works_(options_.ownership_check && OwnershipCheckWorks()),
+      ownership_check_works_(options_.ownership_check && OwnershipCheckWorks(options_.folder)),
       last_use_(std::chrono::steady_clock::now()) {
   MutexLock lock(mutex_);
   SetTarget(options_.arena_target_bytes, options_.arena_why);
@@ -278,7 +278,8 @@ absl::StatusOr<std::vector<ArenaPiece>> Arena::Adopt(KeptSlab kept) {
     }
     ArenaPiece piece;
     piece.bytes = kept.segment_bytes[i];
-    CKPTD_ASSIGN_OR_RETURN(piece.segment, HostSegment::Adopt(id, piece.bytes, std::move(kept.fds[i])));
+    CKPTD_ASSIGN_OR_RETURN(piece.segment, HostSegment::Adopt(id, piece.bytes, std::move(kept.fds[i]),
+                                                             options_.folder));
     piece.dirty_bytes = piece.bytes;
     piece.writer_generation = ArenaPiece::kNoWriter;
     piece.lent = piece.segment->sealed();  // clients of that process may map it yet

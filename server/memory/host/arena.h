@@ -83,6 +83,8 @@ struct HostMemoryOptions {
   std::function<absl::StatusOr<uint64_t>()> available_memory = nullptr;
   // The file in which this host's daemons claim memory, see MemoryClaims. Empty: they do not.
   std::string claims_path = {};
+  // A memory-backed folder, in which segments are files. Empty: they are memfds.
+  std::string folder = {};
   // Gets one sentence about each background failure, and about memory that an AutoArena gave
   // back. The fill thread calls it without a lock.
   std::function<void(std::string)> note = nullptr;

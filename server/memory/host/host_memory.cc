@@ -176,7 +176,8 @@ MemoryUsage HostMemory::Usage() const { return arena_->Usage(); }
 
 std::string HostMemory::tier() const {
   const std::optional<unsigned> node = arena_->options().numa_node;
-  return fmt::format("host (memfd segments of {} MiB, budget {:.1f} GB{}{}{})",
+  return fmt::format("host ({} segments of {} MiB, budget {:.1f} GB{}{}{})",
+                     arena_->options().folder.empty() ? "memfd" : "file",
                      arena_->options().segment_bytes >> 20,
                      static_cast<double>(arena_->options().budget_bytes) / 1e9,
                      arena_->options().huge_pages ? ", huge pages where possible" : "",

@@ -12,11 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/base/digest.h"
-#include "server/catalog/lease_table.h"
-#include "tests/testing/core_values.h"
+#include "tests/testing/keeping_process.h"
 #include "tests/testing/slab_bytes.h"
-#include "tests/testing/small_memory.h"
 #include "tests/testing/status_matchers.h"
 
 namespace ckptd {
@@ -26,7 +23,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr char kName[] = "checkpoints/a";
+constexpr const char* kName = kKeptName;
 
 // Entries that outlive a MapStore, as those of a keeper outlive a daemon.
 class MapStore final : public DescriptorStore {
@@ -50,54 +47,20 @@ class MapStore final : public DescriptorStore {
   StoredEntries& entries_;
 };
 
-// The parts of a daemon that are about keeping.
-struct Process {
-  explicit Process(StoredEntries& entries, uint32_t world_size = 1)
-      : keeping(std::make_unique<MapStore>(entries), 0, world_size, 2),
-        catalog(*memory, 0, world_size) {
-    keeping.SetMemory(*memory);
-    catalog.SetKeeper(&keeping);
-    leases.SetKeeper(&keeping);
-    keeping.Restore(catalog, leases);
-  }
-  ~Process() {
-    keeping.LeaveLeases();
-    keeping.LeaveAll();
-  }
-
-  absl::Status Load(const LoadRequest& request = RuleRequest(), const std::string& name = kName) {
-    catalog.Begin(name, request);
-    CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<ShardMemory> shard,
-                           catalog.eviction().Allocate(CallOf(name, request), ShardOf(kSmallSegment)));
-    const std::vector<std::byte> bytes(kSmallSegment, std::byte{0x5a});
-    WriteBytes(shard->View(), 0, bytes);
-    CommitCall commit = CommitOf(name);
-    commit.digests.clear();
-    if (request.digests) commit.digests = {TensorDigest(bytes)};
-    return catalog.Publish(commit);
-  }
-  std::vector<std::string> Active() const {
-    const auto names = catalog.ActiveNames();
-    return {names.begin(), names.end()};
-  }
-
-  std::unique_ptr<HostMemory> memory = MakeSmallMemory(4);
-  Keeping keeping;
-  Catalog catalog;
-  LeaseTable leases{catalog};
-};
-
 class KeepingTest : public ::testing::Test {
  protected:
+  std::unique_ptr<KeepingProcess> NewProcess(uint32_t world_size) {
+    return std::make_unique<KeepingProcess>(std::make_unique<MapStore>(entries_), world_size);
+  }
   // The daemon dies, and the next one comes.
   void Restart(uint32_t world_size = 1) {
     process_ = nullptr;
-    process_ = std::make_unique<Process>(entries_, world_size);
+    process_ = NewProcess(world_size);
   }
   std::vector<std::string> Dropped() const { return process_->keeping.state().dropped; }
 
   StoredEntries entries_;
-  std::unique_ptr<Process> process_ = std::make_unique<Process>(entries_);
+  std::unique_ptr<KeepingProcess> process_ = NewProcess(1);
 };
 
 TEST_F(KeepingTest, TheNextDaemonHasTheCheckpointWithAllThatClientsSeeOfIt) {
@@ -222,6 +185,33 @@ TEST_F(KeepingTest, LeasesComeBackWithTheirConnections) {
   process_->leases.End(lease.name);
   EXPECT_EQ(entries_.count(lease.name), 0U);
   EXPECT_EQ(entries_.count(kName), 1U);
+}
+
+// Its lease is named after the view, and comes first in the order of names.
+TEST_F(KeepingTest, TheLeaseOfAViewComesBackWithTheMemoryThatItHolds) {
+  ASSERT_OK(process_->Load(RuleRequest(), "checkpoints/z"));
+  LeaseInfo lease;
+  lease.name = "checkpoints/a-view/leases/b";
+  lease.checkpoint = "checkpoints/z";
+  int pair[2] = {-1, -1};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+  const UniqueFd client(pair[1]);
+  process_->keeping.KeepLease(lease, pair[0]);
+  ::close(pair[0]);
+  Restart();
+  ASSERT_EQ(process_->leases.List().size(), 1U);
+  EXPECT_EQ(process_->leases.List()[0].name, lease.name);
+}
+
+TEST_F(KeepingTest, WhatWasLoadedForAGuestStaysThatGuests) {
+  LoadRequest request = RuleRequest();
+  request.guest = Caller{61'001, 62'000, {62'000}};
+  ASSERT_OK(process_->Load(request));
+  Restart();
+  ASSERT_THAT(process_->Active(), ElementsAre(kName));
+  EXPECT_EQ(process_->catalog.Get(kName).value().loaded_for, 61'001U);
+  EXPECT_FALSE(process_->catalog.FindMatch(RuleRequest()).has_value());
+  EXPECT_TRUE(process_->catalog.FindMatch(request).has_value());
 }
 
 TEST_F(KeepingTest, ALeaseEndsWithACheckpointThatIsRefused) {

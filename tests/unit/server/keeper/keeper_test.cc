@@ -191,6 +191,32 @@ TEST_F(KeeperTest, ALaterFormatIsRefusedByName) {
   EXPECT_NE(answer->message().find("format 2"), std::string::npos) << answer->message();
 }
 
+// Packets as 0.1.0 wrote them, which are never refreshed, and with a field of a later version.
+TEST_F(KeeperTest, DaemonsOfOtherVersionsPutAndTakeWhatTheyHold) {
+  const RunningKeeper keeper(path_);
+  const std::string hello("\x08\x01\x12\x08\x0a\x06rank-0", 12);
+  const std::string put("\x08\x01\x1a\x0f\x0a\x0d" "checkpoints/a", 19);
+  const std::string later("\xc0\x3e\x01", 3);  // field 1000, a varint
+  for (const std::string& more : {std::string(), later}) {
+    const UniqueFd daemon = Connect();
+    const UniqueFd memory = NewMemfd("of that daemon");
+    for (const auto& [bytes, fds] : {std::pair(hello + more, std::vector<int>()),
+                                     std::pair(put + more, std::vector<int>{memory.get()})}) {
+      ASSERT_OK(SendWithFds(daemon.get(), std::as_bytes(std::span(bytes)), fds, Soon()));
+    }
+    v1::KeeperResponse last;
+    while (last.message() != "done" || last.name() != "") {
+      ASSERT_OK_AND_ASSIGN(const auto answer, ReceiveMessage<v1::KeeperResponse>(daemon.get(), Soon()));
+      last = answer.message;
+      ASSERT_EQ(last.code(), 0) << last.message();
+    }
+    ASSERT_OK(ReceivePacket(daemon.get(), Soon()));  // of the put
+  }
+  ASSERT_OK_AND_ASSIGN(const StoredEntries entries, Client()->Entries());
+  EXPECT_EQ(entries.size(), 1U);
+  EXPECT_EQ(entries.count("checkpoints/a"), 1U);
+}
+
 TEST_F(KeeperTest, ItEndsWhenASupervisorEndsIt) {
   RunningKeeper keeper(path_);
   EndKeeper(Connect().get(), Soon());
