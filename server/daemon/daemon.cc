@@ -174,8 +174,8 @@ absl::Status Daemon::StartKeeping() {
   CKPTD_ASSIGN_OR_RETURN(const std::string folder, MakeSlabFolder(config_));
   if (!folder.empty()) {
     CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<DescriptorStore> files, SlabFolder::Open(folder));
-    store = store == nullptr ? std::move(files)
-                             : std::make_unique<TwoStores>(std::move(store), std::move(files));
+    if (store != nullptr) files = std::make_unique<TwoStores>(std::move(files), std::move(store));
+    store = std::move(files);
   }
   if (store == nullptr) return absl::OkStatus();
   keeping_ = std::make_unique<Keeping>(std::move(store), config_.rank, config_.world_size,

@@ -37,6 +37,17 @@ std::optional<std::pair<std::string, uint32_t>> Parse(const std::string& file) {
 // Files 0 to n, none of which is missing.
 bool IsWhole(const std::set<uint32_t>& files) { return *files.rbegin() + 1 == files.size(); }
 
+absl::StatusOr<std::vector<std::string>> FilesIn(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  std::filesystem::directory_iterator at(folder, error);
+  for (; !error && at != std::filesystem::directory_iterator(); at.increment(error)) {
+    names.push_back(at->path().filename());
+  }
+  if (error) return ErrnoStatus(error.value(), "reading the slab folder " + folder);
+  return names;
+}
+
 absl::Status Failed(const std::string& doing, const std::string& path) {
   return ErrnoStatus(errno, doing + " " + path);
 }
@@ -77,19 +88,15 @@ absl::StatusOr<UniqueFd> OpenMemory(const std::string& path) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SlabFolder>> SlabFolder::Open(std::string folder) {
-  std::error_code error;
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<std::string> names, FilesIn(folder));
   Files files;
-  std::vector<std::filesystem::path> others;
-  for (const auto& file : std::filesystem::directory_iterator(folder, error)) {
-    const auto parsed = Parse(file.path().filename());
-    if (parsed.has_value()) {
+  for (const std::string& file : names) {
+    if (const auto parsed = Parse(file)) {
       files[parsed->first].insert(parsed->second);
     } else {
-      others.push_back(file.path());
+      ::unlink((folder + "/" + file).c_str());
     }
   }
-  if (error) return ErrnoStatus(error.value(), "reading the slab folder " + folder);
-  for (const auto& path : others) std::filesystem::remove(path, error);
   std::unique_ptr<SlabFolder> store(new SlabFolder(std::move(folder)));
   for (const auto& [name, indexes] : files) {
     if (!IsWhole(indexes)) store->RemoveNow(name);
@@ -103,12 +110,11 @@ std::string SlabFolder::PathOf(const std::string& name, size_t index) const {
 
 absl::StatusOr<StoredEntries> SlabFolder::Entries() {
   MutexLock lock(mutex_);
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<std::string> names, FilesIn(folder_));
   Files files;
-  std::error_code error;
-  for (const auto& file : std::filesystem::directory_iterator(folder_, error)) {
-    if (const auto parsed = Parse(file.path().filename())) files[parsed->first].insert(parsed->second);
+  for (const std::string& file : names) {
+    if (const auto parsed = Parse(file)) files[parsed->first].insert(parsed->second);
   }
-  if (error) return ErrnoStatus(error.value(), "reading the slab folder " + folder_);
   StoredEntries entries;
   for (const auto& [name, indexes] : files) {
     if (!IsWhole(indexes)) continue;
@@ -170,13 +176,10 @@ void SlabFolder::Remove(const std::string& name) {
 void SlabFolder::RemoveNow(const std::string& name) const {
   // The record goes first, so that the rest does not count from then on.
   ::unlink(PathOf(name, 0).c_str());
-  std::error_code error;
-  std::vector<std::filesystem::path> rest;
-  for (const auto& file : std::filesystem::directory_iterator(folder_, error)) {
-    const auto parsed = Parse(file.path().filename());
-    if (parsed.has_value() && parsed->first == name) rest.push_back(file.path());
+  for (const std::string& file : FilesIn(folder_).value_or(std::vector<std::string>())) {
+    const auto parsed = Parse(file);
+    if (parsed.has_value() && parsed->first == name) ::unlink((folder_ + "/" + file).c_str());
   }
-  for (const auto& path : rest) std::filesystem::remove(path, error);
 }
 
 absl::StatusOr<StoredEntries> TwoStores::Entries() {

@@ -41,7 +41,8 @@ class SlabFolder final : public DescriptorStore {
   Mutex mutex_;  // one caller changes files at a time
 };
 
-// Puts into both, and has what either has; `first` counts where both have an entry.
+// Puts into both, and has what either has; `first` counts where both have an entry. A folder comes
+// before a keeper: what that has was opened by another container, where files cannot be linked.
 class TwoStores final : public DescriptorStore {
  public:
   TwoStores(std::unique_ptr<DescriptorStore> first, std::unique_ptr<DescriptorStore> second)
