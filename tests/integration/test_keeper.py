@@ -20,7 +20,7 @@ import warm
 from faults import children, content
 from group import BINARIES, KEPT, SOON, Group, clean_environment, key_for, parsed, save, wait_until
 from tiers import both
-from users import run_as
+from users import MODULES, run_as
 
 WORDS = torch.arange(1 << 20, dtype=torch.int32)  # 4 MB, half of it for each of two ranks
 
@@ -256,7 +256,7 @@ with ckptd.connect(sys.argv[1]) as client, client.acquire(sys.argv[2]):
 def test_a_trainer_that_dies_leaves_the_checkpoint_and_ends_its_lease(held, died):
     group, holds = held
     trainer = warm.spawn(["-c", "import sys; sys.path[:0] = %r\n%s" % (sys.path, HOLD), group.address(0), holds.name],
-                         dict(os.environ), stdin=warm.PIPE, stdout=warm.PIPE)
+                         dict(os.environ), MODULES, stdin=warm.PIPE, stdout=warm.PIPE)
     try:
         assert trainer.stdout.readline() == "holds\n" and len(leases(group)[0]) == 2
     finally:

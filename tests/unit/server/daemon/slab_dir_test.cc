@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "common/base/reasons.h"
 #include "server/keeper/slab_folder.h"
@@ -159,10 +160,15 @@ TEST_F(SlabFolderTest, MemoryThatLiesElsewhereIsNotKept) {
 }
 
 TEST_F(SlabFolderTest, MemoryBeyondTheRoomOfTheFolderIsRefusedAndNotTouched) {
-  // Of a size that no folder has room for, but a budget has.
-  const auto memory = MakeSmallMemory(uint64_t{1} << 30, folder_.path());
-  EXPECT_THAT(memory->Allocate(uint64_t{1} << 50, AttachMode::kShared).status(),
-              FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
+  // The kernel refuses it before it takes a page.
+  HostMemoryOptions options;
+  options.segment_bytes = options.budget_bytes = uint64_t{1} << 50;
+  options.available_memory = []() -> absl::StatusOr<uint64_t> { return uint64_t{1} << 60; };
+  options.folder = folder_.path();
+  ASSERT_OK_AND_ASSIGN(const auto memory, HostMemory::Create(std::move(options)));
+  const auto slab = memory->Allocate(uint64_t{1} << 50, AttachMode::kShared);
+  EXPECT_THAT(slab.status(), FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
+  EXPECT_THAT(slab.status(), Says("sizeLimit of the emptyDir"));
 }
 
 }  // namespace
