@@ -183,12 +183,17 @@ absl::Status Daemon::StartKeeping() {
   return absl::OkStatus();
 }
 
-absl::Status Daemon::StartClientServers() {
-  CKPTD_RETURN_IF_ERROR(LockRank());
+absl::Status Daemon::StartMemory() {
   CKPTD_RETURN_IF_ERROR(StartKeeping());
   CKPTD_ASSIGN_OR_RETURN(
       memory_, MakeMemoryTier(config_, keeping_ == nullptr ? KeptBytes() : keeping_->FoundBytes()));
   if (keeping_ != nullptr) keeping_->SetMemory(*memory_.backend);
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::StartClientServers() {
+  CKPTD_RETURN_IF_ERROR(LockRank());
+  CKPTD_RETURN_IF_ERROR(StartMemory());
   peer_memory_ = std::make_unique<HostPeerMemory>(host_, memory_.import);
   auto peer_socket = PeerSocket::Start({paths_.memory}, memory_.segment_fd);
   if (!peer_socket.ok()) return ExplainSocketInUse(peer_socket.status(), config_.job);

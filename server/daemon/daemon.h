@@ -60,6 +60,7 @@ class Daemon {
   absl::Status LockRank();
   absl::Status StartClientServers();
   absl::Status StartKeeping();
+  absl::Status StartMemory();
   // What a guest calls.
   GrpcServer::Services ForGuest(const Caller& guest);
   // The answer of grpc.health.v1.

@@ -75,11 +75,9 @@ AutoArena MakeAutoArena(const Config& config) {
   return automatic;
 }
 
-absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason, uint64_t kept) {
-  CKPTD_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
-  CKPTD_ASSIGN_OR_RETURN(const uint64_t behind, ParseShare(config.host_tier, available));
-  if (behind > 0) Log(LogLevel::kWarn, "--host-tier is not used: shards live in host memory");
-  HostMemoryOptions options;
+// Where segments lie, and how much they may take of the `available` bytes.
+absl::Status SetBudget(const Config& config, uint64_t available, uint64_t kept,
+                       HostMemoryOptions& options) {
   uint64_t part = available / config.local_size;
   CKPTD_ASSIGN_OR_RETURN(options.folder, MakeSlabFolder(config));
   if (!options.folder.empty()) {
@@ -87,6 +85,15 @@ absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason
     part = std::min(part, room);
   }
   CKPTD_ASSIGN_OR_RETURN(options.budget_bytes, ParseBudget(config.memory_budget, part, kept));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason, uint64_t kept) {
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t behind, ParseShare(config.host_tier, available));
+  if (behind > 0) Log(LogLevel::kWarn, "--host-tier is not used: shards live in host memory");
+  HostMemoryOptions options;
+  CKPTD_RETURN_IF_ERROR(SetBudget(config, available, kept, options));
   CKPTD_ASSIGN_OR_RETURN(const ArenaSize arena,
                          ChooseArena(config, available, options.budget_bytes));
   options.arena_target_bytes = arena.bytes;
@@ -208,12 +215,6 @@ absl::Status OpenComms(const Config& config, const CudaMemory&, MemoryTier& tier
 
 absl::StatusOr<MemoryTier> MakeCudaTier(const CudaDriver& driver, const Config& config,
                                         std::string reason, uint64_t kept) {
-  if (!config.slab_dir.empty()) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
-                     fmt::format("checking --slab-dir {}: shards are in the memory of a GPU, which is "
-                                 "no file; leave it out, or use --memory host",
-                                 config.slab_dir));
-  }
   CKPTD_ASSIGN_OR_RETURN(GpuInfo gpu, ChooseGpu(driver, config));
   CKPTD_ASSIGN_OR_RETURN(const std::vector<GpuInfo> gpus, ListGpus(driver));
   CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<CudaDevice> device,
@@ -325,6 +326,7 @@ absl::StatusOr<MemoryTier> MakeMemoryTier(const Config& config, KeptBytes kept) 
   CKPTD_ASSIGN_OR_RETURN(Choice choice, ChooseTier(config));
 #ifdef CKPTD_WITH_CUDA
   if (choice.cuda) {
+    CKPTD_RETURN_IF_ERROR(RefuseSlabDirOnGpu(config));
     CKPTD_ASSIGN_OR_RETURN(const CudaDriver* const driver, FindDriver());
     return MakeCudaTier(*driver, config, std::move(choice.reason), kept.device);
   }

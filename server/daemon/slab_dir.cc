@@ -54,6 +54,12 @@ absl::StatusOr<std::string> MakeSlabFolder(const Config& config) {
   return folder;
 }
 
+absl::Status RefuseSlabDirOnGpu(const Config& config) {
+  if (config.slab_dir.empty()) return absl::OkStatus();
+  return Refused(config, "shards are in the memory of a GPU, which is no file; leave it out, or use "
+                         "--memory host");
+}
+
 absl::StatusOr<uint64_t> SlabFolderBytes(const Config& config, const std::string& folder,
                                          uint64_t kept) {
   struct statvfs room = {};

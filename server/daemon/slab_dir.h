@@ -15,6 +15,9 @@ namespace ckptd {
 // another user's.
 absl::StatusOr<std::string> MakeSlabFolder(const Config& config);
 
+// OK where none is configured, else the error for shards in the memory of a GPU: CONFIG_INVALID.
+absl::Status RefuseSlabDirOnGpu(const Config& config);
+
 // Bytes that this daemon may take of `folder`: its part of what is free. Errors: FailedPrecondition
 // CONFIG_INVALID if that cannot hold a segment, or is less than a --memory-budget that was given as
 // a size; `kept` bytes are this daemon's already.

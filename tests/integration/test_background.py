@@ -107,8 +107,10 @@ def test_the_first_trainers_of_a_host_start_them_and_the_next_find_the_weights(h
     path = sparse(tmp_path / "m.safetensors", 1 << 20)
     first = run_trainers(host, path, CKPTD_AUTO="1")
     assert [code for code, _, _ in first] == [0, 0], first
-    name, resident, size = first[0][1].split()
-    assert resident == "False" and int(size) >= 1 << 19
+    name, _, size = first[0][1].split()
+    assert int(size) >= 1 << 19
+    # Whichever rank came first has loaded it for both; the other one may have found it.
+    assert "False" in [said.split()[1] for _, said, _ in first], first
     again = run_trainers(host, path, CKPTD_AUTO="1")
     assert [(code, *said.split()) for code, said, _ in again] == [(0, name, "True", size)] * 2
     info = parsed(subprocess.run([BINARIES / "ckptctl", "info", "--output", "json"], env=host.environment, text=True,

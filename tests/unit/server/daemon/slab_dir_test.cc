@@ -56,6 +56,8 @@ TEST(SlabDir, WithoutRoomForTheBudgetIsRefusedWithTheNumbers) {
   EXPECT_THAT(room, Says("sizeLimit"));
   config.memory_budget = "80%";
   EXPECT_OK(SlabFolderBytes(config, "/dev/shm", 0));
+  EXPECT_THAT(RefuseSlabDirOnGpu(config), Says("--memory host"));
+  EXPECT_OK(RefuseSlabDirOnGpu(Config()));
 }
 
 // One process after the other in one folder.
