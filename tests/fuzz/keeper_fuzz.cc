@@ -46,14 +46,17 @@ class RunningKeeper {
  public:
   explicit RunningKeeper(const std::string& path)
       : keeper_(Keeper::Open(path).value()),
-        thread_([this] { keeper_->Run(stop_.get(), std::chrono::milliseconds(0)); }) {}
+        thread_([this] {
+          keeper_->Run(stop_.get(), std::chrono::milliseconds(0));
+          keeper_.reset();  // as a process that ends
+        }) {}
   ~RunningKeeper() {
     Require(::eventfd_write(stop_.get(), 1) == 0, "an eventfd can be written");
     thread_.join();
   }
 
  private:
-  const std::unique_ptr<Keeper> keeper_;
+  std::unique_ptr<Keeper> keeper_;
   const UniqueFd stop_{::eventfd(0, EFD_CLOEXEC)};
   std::thread thread_;
 };
@@ -82,7 +85,7 @@ bool SayAll(const std::string& path, std::span<const uint8_t> input) {
 
 // A daemon that has nothing to do with the packets, and its successor.
 void CheckServesOthers(const std::string& path) {
-  const std::string owner = "a daemon that behaves";
+  const std::string owner = "well-behaved";
   {
     const auto client = KeeperClient::Start(path, owner, kPatience);
     std::vector<UniqueFd> fds;

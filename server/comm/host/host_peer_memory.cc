@@ -83,7 +83,7 @@ absl::StatusOr<Mapping> MapSegment(const UniqueFd& fd) {
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   const bool sealed = seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
   if (!sealed && !IsNamedFileInMemory(fd.get())) {
-    return BadDescription("a segment is neither a memfd with a sealed size nor a file of a slab folder");
+    return BadDescription("a segment is not a memfd with a sealed size, and no file of a slab folder");
   }
   struct stat info = {};
   if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "asking for a segment's size");
