@@ -27,9 +27,9 @@ class GrpcEndpoint {
     // Limit of one message. Longer messages, and compressed ones, end their call.
     int max_receive_bytes = 4 << 20;
     std::shared_ptr<grpc::ServerCredentials> credentials = nullptr;  // null: plain text
-    // Limits threads, and messages that are arriving; endpoints may share one.
+    // Limits threads, and messages that are arriving. No two endpoints may share one: gRPC 1.51 ends
+    // the process where a new one finds no thread left in it.
     std::shared_ptr<grpc::ResourceQuota> quota;
-    bool few_calls = false;  // few threads wait for them
   };
   // `services` must outlive it. Errors: Internal, where gRPC does not start.
   static absl::StatusOr<std::unique_ptr<GrpcEndpoint>> Start(

@@ -1,13 +1,16 @@
 #include "server/rpc/grpc_server.h"
 
+#include <grpcpp/create_channel_posix.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <string>
 
 #include "common/base/fd_passing.h"
@@ -15,6 +18,7 @@
 #include "common/base/status.h"
 #include "server/rpc/group_service.h"
 #include "server/rpc/links.h"
+#include "tests/testing/as_guest.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"
@@ -49,6 +53,23 @@ TEST_F(GrpcServerTest, TheSocketIsForItsOwnerAlone) {
   struct stat info = {};
   ASSERT_EQ(::stat(path_.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
+}
+
+TEST_F(GrpcServerTest, EachGuestHasThreadsOfItsOwn) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  const auto service = [](const Caller&) { return std::make_unique<GroupServiceImpl>(); };
+  ASSERT_OK_AND_ASSIGN(const auto server, GrpcServer::Start({.address = address_,
+                                                             .max_threads = 1,
+                                                             .policy = {0, 43'000},
+                                                             .for_guest = service},
+                                                            {&service_}));
+  for (const uid_t guest : {65533, 65534}) {
+    UniqueFd socket = ConnectAs(guest, 43'000, path_, Soon());
+    ASSERT_TRUE(socket.valid());
+    const auto channel = grpc::CreateInsecureChannelFromFd("guest", socket.Release());
+    const auto end = std::chrono::system_clock::now() + std::chrono::seconds(20);
+    EXPECT_TRUE(channel->WaitForConnected(end)) << guest;
+  }
 }
 
 TEST_F(GrpcServerTest, ALiveSocketIsRefused) {
