@@ -17,6 +17,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/rpc/group_service.h"
+#include "server/rpc/grpc_status.h"
 #include "server/rpc/links.h"
 #include "tests/testing/as_guest.h"
 #include "tests/testing/core_values.h"
@@ -59,16 +60,19 @@ TEST_F(GrpcServerTest, EachGuestHasThreadsOfItsOwn) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
   const auto service = [](const Caller&) { return std::make_unique<GroupServiceImpl>(); };
   ASSERT_OK_AND_ASSIGN(const auto server, GrpcServer::Start({.address = address_,
-                                                             .max_threads = 1,
+                                                             .max_threads = 2,
                                                              .policy = {0, 43'000},
                                                              .for_guest = service},
                                                             {&service_}));
-  for (const uid_t guest : {65533, 65534}) {
+  for (const uid_t guest : {65532, 65533, 65534}) {
     UniqueFd socket = ConnectAs(guest, 43'000, path_, Soon());
     ASSERT_TRUE(socket.valid());
     const auto channel = grpc::CreateInsecureChannelFromFd("guest", socket.Release());
-    const auto end = std::chrono::system_clock::now() + std::chrono::seconds(20);
-    EXPECT_TRUE(channel->WaitForConnected(end)) << guest;
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    v1::HeartbeatResponse answer;
+    const auto called = v1::GroupService::NewStub(channel)->Heartbeat(&context, {}, &answer);
+    EXPECT_EQ(ReasonOf(FromGrpc(called)), reason::kRankMissing) << "the service has no node";
   }
 }
 
