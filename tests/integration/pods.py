@@ -176,6 +176,10 @@ class Pod:
         shown = self._run("readlink", *(f"/proc/{self._pid(name)}/ns/{kind}" for kind in kinds)).stdout.split()
         return dict(zip(kinds, shown, strict=True))
 
+    def processes(self):
+        """The numbers of all processes of its containers, in the pod's namespace."""
+        return {int(name) for name in self._run("ls", "/proc").stdout.split() if name.isdigit()} - {1}
+
     def passes(self, name, probe):
         if probe.grpc:
             return self._prober.passes(self.address, probe)

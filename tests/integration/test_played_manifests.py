@@ -146,14 +146,15 @@ def test_a_sidecar_that_restarts_is_probed_from_the_start_while_the_trainer_goes
 
 def test_when_all_containers_restart_in_place_every_process_is_new_and_volumes_are_kept(pod):
     runs = len(said(pod, "loaded")) // 2
-    before, began = {name: pod.namespaces(name) for name in pod.runs}, len(pod.events)
+    network, processes, began = pod.namespaces("ckptd")["net"], pod.processes(), len(pod.events)
     assert pod.execute("trainer", "touch", *KEPT).returncode == 0
     pod.restart_all()
     check(loaded(pod, runs + 1), [0, 1])
     again = [event for event in pod.events[began:] if event[1] in ("started", "passed")]
     assert again == [("ckptd", "started"), ("ckptd", "passed"), ("trainer", "started")]
-    for name, kinds in before.items():
-        assert pod.namespaces(name)["net"] == kinds["net"] and pod.namespaces(name)["pid"] != kinds["pid"], name
+    # Two daemons under a launcher, two trainers under torchrun.
+    assert len(processes) >= 6 and not processes & pod.processes()
+    assert pod.namespaces("trainer")["net"] == network
     assert pod.execute("trainer", "ls", *KEPT).returncode == 0
 
 
