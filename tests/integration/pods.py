@@ -189,16 +189,27 @@ class Pod:
         return self.runs[name].ready
 
     def kill(self, name, number=signal.SIGKILL):
-        self._run("crun", *self._crun, "kill", self.runs[name].identity, str(int(number)))
+        """Sends a signal, unless its run has ended meanwhile."""
+        run = self.runs[name]
+        said = []
+
+        def sent():
+            said.append(self._run("crun", *self._crun, "kill", run.identity, str(int(number))))
+            return said[-1].returncode == 0 or run.process.poll() is not None
+
+        self._wait_for(sent, f"signal {number} to reach {run.identity}", lambda: said[-1].stderr)
 
     def wait_event(self, name, what, count=1):
         self.wait_until(lambda: self.events.count((name, what)) >= count, f"{name} to have {what} {count} times")
 
     def wait_until(self, condition, what):
+        return self._wait_for(condition, what, lambda: "".join(map(self.log, self.runs)))
+
+    def _wait_for(self, condition, what, why):
         try:
             return wait_until(condition, what)
         except AssertionError as error:
-            raise AssertionError(f"{error}, not {self.events}\n{''.join(map(self.log, self.runs))}") from None
+            raise AssertionError(f"{error}, not {self.events}\n{why()}") from None
 
     def log(self, name):
         return (self.folder / f"{name}.log").read_text()
@@ -263,7 +274,8 @@ class Pod:
             run.process.wait(max(SHORTEST_GRACE, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.kill(name)
-            run.process.wait(PATIENCE)
+            self._wait_for(lambda: run.process.poll() is not None, f"{run.identity} to end",
+                           lambda: self._run("ps", "-ef").stdout)
 
     def _join_keepers(self):
         for keeper in self._keepers:
