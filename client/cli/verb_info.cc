@@ -42,6 +42,14 @@ std::string ArenaLine(const v1::MemoryInfo& memory) {
   return fmt::format("{}: {}", HumanBytes(memory.arena_target_bytes()), memory.arena_why());
 }
 
+std::string KeeperLine(const v1::GetDaemonInfoResponse& info) {
+  if (!info.has_keeper()) return "";
+  const v1::KeeperInfo& keeper = info.keeper();
+  return fmt::format("{}{}: {} checkpoints, {} leases", keeper.endpoint(),
+                     keeper.connected() ? "" : " (does not answer)", keeper.checkpoint_count(),
+                     keeper.lease_count());
+}
+
 void PrintMembers(const v1::GetDaemonInfoResponse& info, std::ostream& out) {
   Table table({{"RANK", Table::Align::kRight},
                {"JOINED"},
@@ -77,10 +85,12 @@ void PrintInfo(const v1::GetDaemonInfoResponse& info, bool config, Context& cont
                {"arena", ArenaLine(info.memory())},
                {"checkpoints", std::to_string(info.checkpoint_count())},
                {"leases", std::to_string(info.lease_count())},
+               {"keeper", KeeperLine(info)},
                {"workload socket", info.workload_socket()},
                {"fd socket", info.fd_socket()},
                {"peer address", info.peer_address()}},
               out);
+  for (const std::string& one : info.keeper().dropped()) out << "dropped: " << one << '\n';
   if (!info.members().empty()) PrintMembers(info, out);
   if (!config) return;
   Table table({{"KEY"}, {"VALUE"}});

@@ -72,8 +72,8 @@ absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
   return address;
 }
 
-absl::StatusOr<UniqueFd> NewSocket() {
-  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+absl::StatusOr<UniqueFd> NewSocket(int type) {
+  UniqueFd fd(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return SocketError(errno, "making a Unix socket");
   return fd;
 }
@@ -111,7 +111,7 @@ absl::Status RemoveStaleSocket(const std::string& path) {
                          ": a file that is no socket is there; remove it or choose another path",
                      {{"file", path}});
   }
-  CKPTD_ASSIGN_OR_RETURN(const UniqueFd probe, NewSocket());
+  CKPTD_ASSIGN_OR_RETURN(const UniqueFd probe, NewSocket(SOCK_STREAM));
   if (const int error = ConnectOnce(probe.get(), address); error != ECONNREFUSED) {
     if (error == ENOENT) return absl::OkStatus();
     const auto who = CredentialsOf(probe.get());
@@ -243,9 +243,9 @@ absl::StatusOr<Received> RecvExactly(int socket, size_t bytes, size_t max_fds,
   return all;
 }
 
-absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline) {
+absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline, int type) {
   CKPTD_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
-  CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, NewSocket());
+  CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, NewSocket(type));
   const std::string doing = "connecting to the Unix socket " + path;
   for (;;) {
     const int error = ConnectOnce(fd.get(), address);
@@ -267,19 +267,19 @@ std::optional<FileAt> FileAt::Of(const std::string& path) {
 }
 
 absl::StatusOr<UnixListener> UnixListener::Open(const std::string& path, mode_t mode,
-                                                std::optional<gid_t> group) {
+                                                std::optional<gid_t> group, int type) {
   CKPTD_RETURN_IF_ERROR(AddressOf(path).status());
   // The lock keeps others from creating a live socket between the check and the removal of a
   // stale one.
   CKPTD_ASSIGN_OR_RETURN(const FileLock lock, FileLock::Take(path + ".lock"));
-  return OpenLocked(path, mode, group);
+  return OpenLocked(path, mode, group, type);
 }
 
 absl::StatusOr<UnixListener> UnixListener::OpenLocked(const std::string& path, mode_t mode,
-                                                      std::optional<gid_t> group) {
+                                                      std::optional<gid_t> group, int type) {
   CKPTD_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
   CKPTD_RETURN_IF_ERROR(RemoveStaleSocket(path));
-  CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, NewSocket());
+  CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, NewSocket(type));
   const std::string doing = "listening on the Unix socket " + path;
   // bind() gives the file the socket's mode, minus the umask. So others can never connect, and
   // the process-wide umask is not changed.

@@ -1,6 +1,7 @@
-// Unix stream sockets that carry file descriptors (SCM_RIGHTS). Every wait has a deadline. The
-// functions are thread-safe, but a socket may be used by one thread at a time per direction. They
-// work on blocking and non-blocking sockets and never raise SIGPIPE.
+// Unix sockets that carry file descriptors (SCM_RIGHTS): streams, or packets (SOCK_SEQPACKET), of
+// which each send and each receive is one. Every wait has a deadline. The functions are
+// thread-safe, but a socket may be used by one thread at a time per direction. They work on
+// blocking and non-blocking sockets and never raise SIGPIPE.
 //
 // Errors: DeadlineExceeded DEADLINE; Unavailable DAEMON_UNREACHABLE if nobody listens or the
 // other side has closed; ResourceExhausted NO_MEMORY without descriptors; InvalidArgument
@@ -9,6 +10,7 @@
 #ifndef CKPTD_COMMON_BASE_FD_PASSING_H_
 #define CKPTD_COMMON_BASE_FD_PASSING_H_
 
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #include <chrono>
@@ -52,7 +54,8 @@ absl::StatusOr<Received> RecvWithFds(int socket, size_t max_bytes, size_t max_fd
 absl::StatusOr<Received> RecvExactly(int socket, size_t bytes, size_t max_fds, Deadline deadline);
 
 // Connects to the socket at `path`. The result is non-blocking and close-on-exec.
-absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline);
+absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline,
+                                     int type = SOCK_STREAM);
 
 // Removes the socket file at `path` if nobody listens on it. FailedPrecondition CONFIG_INVALID
 // for a live socket, or a file that is no socket. The caller must hold a lock that keeps others
@@ -76,10 +79,12 @@ class UnixListener {
   // that is no socket, is FailedPrecondition. Non-blocking, close-on-exec. `path`.lock is held
   // meanwhile. Errors: also those of FileLock.
   static absl::StatusOr<UnixListener> Open(const std::string& path, mode_t mode,
-                                           std::optional<gid_t> group = std::nullopt);
+                                           std::optional<gid_t> group = std::nullopt,
+                                           int type = SOCK_STREAM);
   // The same, if the caller holds `path`.lock.
   static absl::StatusOr<UnixListener> OpenLocked(const std::string& path, mode_t mode,
-                                                 std::optional<gid_t> group = std::nullopt);
+                                                 std::optional<gid_t> group = std::nullopt,
+                                                 int type = SOCK_STREAM);
   UnixListener() = default;
   UnixListener(UnixListener&&) noexcept = default;
   UnixListener& operator=(UnixListener&& other) noexcept;

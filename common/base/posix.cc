@@ -1,14 +1,20 @@
 #include "common/base/posix.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
 
 namespace ckptd {
 
@@ -18,6 +24,27 @@ void UniqueFd::Reset() {
 
 void Mapping::Reset() {
   if (address_ != nullptr) ::munmap(std::exchange(address_, nullptr), std::exchange(bytes_, 0));
+}
+
+UniqueFd NewMemfd(const char* name) {
+  constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  UniqueFd fd(::memfd_create(name, kFlags | MFD_NOEXEC_SEAL));
+  // Kernels before 6.3 do not know MFD_NOEXEC_SEAL.
+  if (!fd.valid() && errno == EINVAL) fd = UniqueFd(::memfd_create(name, kFlags));
+  return fd;
+}
+
+bool IsNamedFileInMemory(int fd) {
+  struct stat info = {};
+  struct statfs system = {};
+  return ::fstat(fd, &info) == 0 && ::fstatfs(fd, &system) == 0 && S_ISREG(info.st_mode) &&
+         info.st_nlink > 0 && info.st_uid == ::geteuid() && system.f_type == TMPFS_MAGIC;
+}
+
+absl::StatusOr<UniqueFd> DuplicateFd(int fd, const std::string& doing) {
+  UniqueFd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (copy.valid()) return copy;
+  return ErrnoStatus(errno, doing);
 }
 
 absl::StatusOr<UniqueFd> OpenForReading(const std::string& path) {

@@ -71,6 +71,16 @@ class Mapping {
   size_t bytes_ = 0;
 };
 
+// An empty memfd that may be sealed. Invalid, with errno set, if there is none.
+UniqueFd NewMemfd(const char* name);
+
+// Whether `fd` is a file with a name, in memory (tmpfs), of this process's user. Its size cannot be
+// sealed, but only this user and root could change it.
+bool IsNamedFileInMemory(int fd);
+
+// A second descriptor of the same open file description. Errors: `doing` and the system's reason.
+absl::StatusOr<UniqueFd> DuplicateFd(int fd, const std::string& doing);
+
 // Opens a file for reading. Errors name the path.
 absl::StatusOr<UniqueFd> OpenForReading(const std::string& path);
 

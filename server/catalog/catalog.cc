@@ -78,16 +78,12 @@ void Catalog::Begin(const std::string& name, const IdentifiedRequest& asked, uin
   }
   CatalogEntry entry;
   entry.info.name = name;
-  entry.info.source = request.source;
-  entry.info.intended = request.intended;
   entry.info.kind = KindFor(backend_, request);
   entry.info.rank = table_.rank;
   entry.info.world_size = table_.world_size;
-  entry.info.digests = request.digests;
   entry.info.created = std::chrono::system_clock::now();
-  entry.info.layout = DescribeLayout(request);
-  entry.info.loaded_for = UserOf(request.guest);
   entry.asked = asked;
+  entry.NoteRequest();
   entry.generation = ++table_.ticks;
   if (const auto why = table_.tombstones.Take(name, since); why.has_value()) {
     entry.info.state = CheckpointState::kFailed;
@@ -149,14 +145,21 @@ std::shared_ptr<const Shard> Catalog::LoadingShard(const std::string& name) cons
 absl::Status Catalog::Publish(const CommitCall& call) {
   const std::shared_ptr<ShardMemory> memory = LoadingMemory(call.name);
   if (memory == nullptr) return CheckpointNotFound(call.name);
-  bool exclusive = false;
+  KeptCheckpoint kept;
   {
     MutexLock lock(table_.mutex);
     const CatalogEntry* entry = table_.Find(call.name);
-    exclusive = entry != nullptr && entry->info.intended == AttachMode::kExclusive;
+    if (entry == nullptr || entry->shard == nullptr) return CheckpointNotFound(call.name);
+    kept = WhatIsKept(*entry);
   }
+  Shard shard = *kept.shard;
+  shard.digests = call.digests;
+  kept.shard = std::make_shared<Shard>(std::move(shard));
+  kept.info.activated = std::chrono::system_clock::now();
   memory->ReleaseStaging();
-  if (!exclusive) CKPTD_RETURN_IF_ERROR(memory->Seal());
+  if (kept.info.intended != AttachMode::kExclusive) CKPTD_RETURN_IF_ERROR(memory->Seal());
+  // Before clients can see it. So whatever they have seen ACTIVE is kept, and nobody has it yet.
+  if (keeper_ != nullptr) keeper_->Keep(kept, memory);
   MutexLock lock(table_.mutex);
   CatalogEntry* entry = table_.Find(call.name);
   // It may have failed, and one of the same name have begun, which has no memory yet or other.
@@ -164,17 +167,41 @@ absl::Status Catalog::Publish(const CommitCall& call) {
       entry->memory != memory) {
     return CheckpointNotFound(call.name);
   }
-  Shard shard = *entry->shard;
-  shard.digests = call.digests;
-  entry->shard = std::make_shared<Shard>(std::move(shard));
+  entry->shard = kept.shard;
   entry->info.state = CheckpointState::kActive;
-  entry->info.activated = std::chrono::system_clock::now();
+  entry->info.activated = kept.info.activated;
   entry->info.progress = call.progress;
   entry->info.resident_ranks = table_.world_size;  // what is published on one rank is so on all
   entry->filled = ++table_.ticks;
   table_.StartKeeping(*entry);
   table_.BumpVersion(*entry);
   return absl::OkStatus();
+}
+
+KeptCheckpoint Catalog::WhatIsKept(const CatalogEntry& entry) {
+  return {entry.info, entry.asked.request, entry.files, entry.request_digests, entry.shard};
+}
+
+void Catalog::Restore(KeptCheckpoint kept, std::shared_ptr<ShardMemory> memory) {
+  CatalogEntry entry;
+  entry.asked = std::move(kept.request);
+  entry.info = std::move(kept.info);
+  entry.info.kind = memory->kind();
+  entry.info.rank = table_.rank;
+  entry.info.world_size = table_.world_size;
+  entry.NoteRequest();
+  entry.files = std::move(kept.files);
+  entry.request_digests = std::move(kept.request_digests);
+  entry.memory = std::move(memory);
+  entry.NoteShard(std::move(kept.shard));
+  entry.info.state = CheckpointState::kActive;
+  entry.info.progress.bytes_total = entry.info.progress.bytes_done = entry.shard->plan.tensor_bytes;
+  MutexLock lock(table_.mutex);
+  entry.info.resident_ranks = 1;  // until the leader says more
+  entry.generation = ++table_.ticks;
+  entry.filled = entry.generation;
+  CatalogEntry& there = table_.entries[entry.info.name] = std::move(entry);
+  table_.BumpVersion(there);
 }
 
 absl::StatusOr<CheckpointInfo> Catalog::Get(const std::string& name) const {
@@ -215,7 +242,15 @@ std::set<std::string> Catalog::ActiveNames() const {
 }
 
 absl::StatusOr<uint64_t> Catalog::Unload(const std::string& name, bool force, bool idle) {
-  std::shared_ptr<ShardMemory> freed;  // destroyed after the lock
+  std::shared_ptr<ShardMemory> freed;
+  const absl::StatusOr<uint64_t> bytes = TakeMemory(name, force, idle, freed);
+  // Clients may still hold it, but it must not come back.
+  if (freed != nullptr) freed->StopKeeping();
+  return bytes;
+}
+
+absl::StatusOr<uint64_t> Catalog::TakeMemory(const std::string& name, bool force, bool idle,
+                                             std::shared_ptr<ShardMemory>& freed) {
   MutexLock lock(table_.mutex);
   CatalogEntry* entry = table_.Find(name);
   if (entry == nullptr) return CheckpointNotFound(name);
@@ -249,13 +284,22 @@ absl::StatusOr<uint64_t> Catalog::Unload(const std::string& name, bool force, bo
 }
 
 absl::StatusOr<CheckpointInfo> Catalog::Pin(const std::string& name, bool pinned) {
-  MutexLock lock(table_.mutex);
-  CatalogEntry* entry = table_.Find(name);
-  if (entry == nullptr) return CheckpointNotFound(name);
-  CatalogEntry& owner = table_.OwnerOf(*entry);
-  owner.info.pinned = pinned;
-  table_.BumpVersion(owner);
-  return table_.InfoOf(*entry);
+  KeptCheckpoint kept;
+  std::shared_ptr<ShardMemory> memory;
+  CheckpointInfo info;
+  {
+    MutexLock lock(table_.mutex);
+    CatalogEntry* entry = table_.Find(name);
+    if (entry == nullptr) return CheckpointNotFound(name);
+    CatalogEntry& owner = table_.OwnerOf(*entry);
+    owner.info.pinned = pinned;
+    table_.BumpVersion(owner);
+    info = table_.InfoOf(*entry);
+    if (owner.info.state == CheckpointState::kActive) memory = owner.memory;
+    if (memory != nullptr) kept = WhatIsKept(owner);
+  }
+  if (keeper_ != nullptr && memory != nullptr) keeper_->Keep(kept, memory);
+  return info;
 }
 
 std::vector<ResidentCheckpoint> Catalog::Residents() const {

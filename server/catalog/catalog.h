@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "server/catalog/catalog_table.h"
 #include "server/catalog/eviction.h"
+#include "server/catalog/shard_keeper.h"
 #include "server/catalog/shard_leases.h"
 #include "server/catalog/shard_memory.h"
 #include "server/catalog/watchers.h"
@@ -33,6 +34,8 @@ class Catalog {
   ShardLeases& leases() { return leases_; }
   const ShardLeases& leases() const { return leases_; }
   Eviction& eviction() { return eviction_; }
+  // Gets what becomes ACTIVE. Set before the catalog is used; outlives it. Null: nothing is kept.
+  void SetKeeper(ShardKeeper* keeper) { keeper_ = keeper; }
 
   // --- to find a checkpoint ---
   // A LOADING or ACTIVE checkpoint that answers a request, with the files it
@@ -72,6 +75,8 @@ class Catalog {
   std::shared_ptr<const Shard> LoadingShard(const std::string& name) const;
   // LOADING -> ACTIVE. Seals, unless the load is meant to be EXCLUSIVE.
   absl::Status Publish(const CommitCall& call);
+  // Makes an ACTIVE entry of what an earlier process has left.
+  void Restore(KeptCheckpoint kept, std::shared_ptr<ShardMemory> memory);
   // LOADING -> FAILED. An ACTIVE shard is whole, whatever became of other ranks.
   // A name that is not known yet is remembered for Begin.
   void Fail(const std::string& name, const absl::Status& why);
@@ -129,6 +134,11 @@ class Catalog {
   // A load that fills other ranks has ended.
   void EndFilling(CatalogEntry& entry, const absl::Status& why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(table_.mutex);
+  // Unload, which frees `freed` without the lock.
+  absl::StatusOr<uint64_t> TakeMemory(const std::string& name, bool force, bool idle,
+                                      std::shared_ptr<ShardMemory>& freed);
+  // Of an entry that is, or becomes, ACTIVE.
+  static KeptCheckpoint WhatIsKept(const CatalogEntry& entry);
   // Drops the oldest ended entries beyond those that are kept for late clients.
   void Prune() ABSL_EXCLUSIVE_LOCKS_REQUIRED(table_.mutex);
 
@@ -137,6 +147,7 @@ class Catalog {
   Watchers watchers_;
   ShardLeases leases_;
   Eviction eviction_;
+  ShardKeeper* keeper_ = nullptr;
 };
 
 }  // namespace ckptd

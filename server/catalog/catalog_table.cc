@@ -57,20 +57,32 @@ void CatalogEntry::KeepWhatIsShown() {
   wanted.reset();
 }
 
+void CatalogEntry::NoteRequest() {
+  info.source = asked.request.source;
+  info.intended = asked.request.intended;
+  info.digests = asked.request.digests;
+  info.layout = DescribeLayout(asked.request);
+  info.loaded_for = UserOf(asked.request.guest);
+}
+
+void CatalogEntry::NoteShard(std::shared_ptr<const Shard> whole) {
+  shard = std::move(whole);
+  info.slab_bytes = shard->plan.slab_bytes;
+  info.tensor_count = shard->plan.tensors.size();
+  info.source_identity = IdentityOf(files);
+  std::vector<uint64_t> facts = {asked.digest, info.source_identity};
+  for (const SourceFile& file : files) facts.push_back(Xxh3(file.host));
+  info.identity = CombineDigests(facts);
+}
+
 void CatalogEntry::NotePlan(const PrepareCall& call, Shard planned) {
   NoteFiles(*call.index, planned);
   planned.plan.ops = {};
-  info.slab_bytes = planned.plan.slab_bytes;
-  info.tensor_count = planned.plan.tensors.size();
   info.plan_digest = call.plan_digest;
   info.epoch = call.epoch;
-  info.source_identity = IdentityOf(call.index->files);
-  std::vector<uint64_t> facts = {asked.digest, info.source_identity};
-  for (const SourceFile& file : call.index->files) facts.push_back(Xxh3(file.host));
-  info.identity = CombineDigests(facts);
   files = call.index->files;
   request_digests = call.request_digests;
-  shard = std::make_shared<Shard>(std::move(planned));
+  NoteShard(std::make_shared<Shard>(std::move(planned)));
 }
 
 CatalogEntry* CatalogTable::Find(const std::string& name) {

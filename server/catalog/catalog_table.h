@@ -63,6 +63,10 @@ struct CatalogEntry {
   bool Kept(std::optional<std::string_view> but_for = std::nullopt) const;
   // Drops the layouts and tables of a load that failed: they may be megabytes, and it stays listed.
   void KeepWhatIsShown();
+  // Notes what `asked` says of it.
+  void NoteRequest();
+  // Notes what follows from the shard and `files`.
+  void NoteShard(std::shared_ptr<const Shard> whole);
   // It was planned: keeps all but the operations.
   void NotePlan(const PrepareCall& call, Shard planned);
 };

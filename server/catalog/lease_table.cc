@@ -65,6 +65,30 @@ absl::StatusOr<LeaseTable::Redeemed> LeaseTable::Redeem(const std::string& token
   return redeemed;
 }
 
+void LeaseTable::Keep(const std::string& name, int connection) {
+  LeaseInfo info;
+  {
+    MutexLock lock(mutex_);
+    const auto at = leases_.find(name);
+    // The client of an EXCLUSIVE lease owns the memory.
+    if (at == leases_.end() || at->second.info.mode == AttachMode::kExclusive) return;
+    info = at->second.info;
+  }
+  if (keeper_ != nullptr) keeper_->KeepLease(info, connection);
+}
+
+absl::Status LeaseTable::Restore(LeaseInfo info) {
+  CKPTD_ASSIGN_OR_RETURN(ShardLeases::Held held, catalog_.leases().Hold(info.checkpoint, info.mode));
+  Lease lease;
+  lease.info = std::move(info);
+  lease.info.connected = true;
+  lease.memory = std::move(held.memory);
+  lease.generation = held.generation;
+  MutexLock lock(mutex_);
+  leases_[lease.info.name] = std::move(lease);
+  return absl::OkStatus();
+}
+
 void LeaseTable::HandedOver(const std::string& lease) {
   std::shared_ptr<ShardMemory> memory;
   std::string checkpoint;
@@ -99,6 +123,7 @@ void LeaseTable::End(const std::string& lease) {
   }
   Log(LogLevel::kDebug, "{}: ended", lease);
   memory.reset();  // before it is evicted for a load, which would find it in use
+  if (keeper_ != nullptr) keeper_->DropLease(lease);
   catalog_.leases().Release(checkpoint, generation);
 }
 

@@ -50,6 +50,13 @@ class LeaseTable {
   // Trades a token, once, for descriptors. Errors: Unauthenticated TOKEN_INVALID
   // (unknown, used or expired).
   absl::StatusOr<Redeemed> Redeem(const std::string& token, int32_t pid, uint32_t uid);
+  // `connection` is the lease, whose descriptors are about to leave. A later process has it back.
+  void Keep(const std::string& lease, int connection);
+  // A lease of an earlier process; `info` has all but `connected`. Errors: those of
+  // ShardLeases::Hold.
+  absl::Status Restore(LeaseInfo info);
+  // See Catalog::SetKeeper.
+  void SetKeeper(ShardKeeper* keeper) { keeper_ = keeper; }
   // Descriptors have left: an EXCLUSIVE client owns the memory from now on.
   void HandedOver(const std::string& lease);
   // The connection closed. Idempotent.
@@ -80,6 +87,7 @@ class LeaseTable {
   };
 
   Catalog& catalog_;
+  ShardKeeper* keeper_ = nullptr;
   mutable Mutex mutex_;
   mutable CondVar changed_;
   std::map<std::string, Lease> leases_ ABSL_GUARDED_BY(mutex_);

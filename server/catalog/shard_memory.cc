@@ -34,7 +34,28 @@ bool ShardMemory::sealed() const {
   return sealed_;
 }
 
+absl::StatusOr<KeptSlab> ShardMemory::Keep() {
+  MutexLock lock(mutex_);
+  if (slab() == nullptr) return KeptSlab{.kind = kind_, .sealed = sealed_};
+  return backend_.Keep(*slab_);
+}
+
+void ShardMemory::SetBeforeReuse(std::function<void()> before_reuse) {
+  MutexLock lock(mutex_);
+  before_reuse_ = std::move(before_reuse);
+}
+
+void ShardMemory::StopKeeping() {
+  std::function<void()> before_reuse;
+  {
+    MutexLock lock(mutex_);
+    before_reuse = std::exchange(before_reuse_, nullptr);
+  }
+  if (before_reuse != nullptr) before_reuse();
+}
+
 absl::StatusOr<SlabHandle> ShardMemory::Export(AttachMode mode) {
+  if (mode == AttachMode::kExclusive && !sealed()) StopKeeping();
   MutexLock lock(mutex_);
   if (slab() == nullptr) return SlabHandle{};
   if (mode != AttachMode::kExclusive) {
@@ -49,6 +70,7 @@ absl::StatusOr<SlabHandle> ShardMemory::Export(AttachMode mode) {
 }
 
 void ShardMemory::TransferOwnership() {
+  StopKeeping();
   MutexLock lock(mutex_);
   given_up_ = true;
   if (readers_ == 0 && slab_ != nullptr) backend_.TransferOwnership(std::move(slab_));

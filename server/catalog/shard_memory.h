@@ -3,6 +3,7 @@
 #ifndef CKPTD_SERVER_CATALOG_SHARD_MEMORY_H_
 #define CKPTD_SERVER_CATALOG_SHARD_MEMORY_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,6 +21,9 @@ class ShardMemory {
   // `slab` may be null: a rank that receives nothing. `kind` is the slab's.
   ShardMemory(SlabAllocator& backend, std::unique_ptr<Slab> slab, HandleKind kind)
       : backend_(backend), kind_(kind), slab_(std::move(slab)) {}
+  ~ShardMemory() { StopKeeping(); }
+  ShardMemory(const ShardMemory&) = delete;
+  ShardMemory& operator=(const ShardMemory&) = delete;
 
   // Nobody writes it any more; see SlabAllocator.
   void ReleaseStaging();
@@ -32,6 +36,13 @@ class ShardMemory {
   // Descriptors for a client. SHARED and PRIVATE seal first; EXCLUSIVE on sealed
   // memory is FailedPrecondition EXCLUSIVE_NEEDS_COPY. No memory: no descriptors.
   absl::StatusOr<SlabHandle> Export(AttachMode mode);
+  // As SlabAllocator::Keep. No memory: no descriptors.
+  absl::StatusOr<KeptSlab> Keep();
+  // Called once, without a lock, before the memory can be used for anything else: also before it is
+  // handed over EXCLUSIVE. Replaces an earlier one.
+  void SetBeforeReuse(std::function<void()> before_reuse);
+  // Calls that now. Idempotent.
+  void StopKeeping();
   // The memory belongs to a client now. It is let go of when nobody Reads it any more.
   void TransferOwnership();
   // Writable view for the load worker, which fills it before anybody can take it; empty
@@ -60,6 +71,7 @@ class ShardMemory {
   bool sealed_ ABSL_GUARDED_BY(mutex_) = false;
   bool given_up_ ABSL_GUARDED_BY(mutex_) = false;
   unsigned readers_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::function<void()> before_reuse_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptd

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,8 +26,14 @@ constexpr int kSignalsOfWrites[] = {SIGPIPE, SIGXFSZ};
 // Runs between fork and exec, so it may make only async-signal-safe calls. Never returns.
 [[noreturn]] void BecomeChild(const ChildOptions& options, char* const* arguments,
                               char* const* environment, int error_pipe, pid_t parent) {
-  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (::getppid() != parent) ::_exit(127);  // the parent died before the line above
+  if (options.outlives) {
+    ::setsid();
+    const int null = ::open("/dev/null", O_RDWR);
+    for (const int fd : {STDIN_FILENO, STDOUT_FILENO}) ::dup2(null, fd);
+  } else {
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (::getppid() != parent) ::_exit(127);  // the parent died before the line above
+  }
   if (options.own_group) ::setpgid(0, 0);
   sigset_t none;
   ::sigemptyset(&none);
@@ -61,6 +68,13 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
 
 void IgnoreSignalsOfWrites() {
   for (const int signal : kSignalsOfWrites) ::signal(signal, SIG_IGN);
+}
+
+void RaiseFileLimit() {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 absl::StatusOr<pid_t> StartChild(const ChildOptions& options) {

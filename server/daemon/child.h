@@ -19,13 +19,19 @@ struct ChildOptions {
   std::map<std::string, std::string> environment;  // added to ours
   bool own_group = false;  // so that the terminal's Ctrl-C does not reach it
   int keep_fd = -1;        // stays open in the child
+  // It stays when this process dies, in a session of its own, and reads and prints nothing.
+  bool outlives = false;
 };
 
 // Makes writes return an error that would end the process by default: writes that nobody reads
 // (SIGPIPE) and writes past `ulimit -f` (SIGXFSZ). Children get the default actions back.
 void IgnoreSignalsOfWrites();
 
-// Starts a process that gets SIGTERM when this one dies. Signals are unblocked in it.
+// Raises the soft limit of open files. Each memory segment has two descriptors, each lease one, and
+// the limit of 1,024 is for programs that use select().
+void RaiseFileLimit();
+
+// Starts a process that gets SIGTERM when this one dies, unless it `outlives` it. Signals are unblocked in it.
 absl::StatusOr<pid_t> StartChild(const ChildOptions& options);
 
 // Ends children with SIGTERM, and after `patience` with SIGKILL. Returns their wait statuses. A

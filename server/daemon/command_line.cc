@@ -86,6 +86,9 @@ void AddLaunchFlags(CLI::App& launch, LaunchOptions& options) {
                     "Seconds until the group must be complete")
       ->check(CLI::Range(0.001, 1e6))
       ->capture_default_str();
+  launch.add_flag("--keep", options.keep,
+                  "Leave the keeper with all shards when this ends; the next launch of the job takes "
+                  "them over");
   launch.add_flag("--detach", options.detach,
                   "Return once the daemons are ready, and keep them running in the background; "
                   "where they run already, return at once");
@@ -99,6 +102,21 @@ void AddLaunchFlags(CLI::App& launch, LaunchOptions& options) {
   launch.footer(kLaunchAbout + DescribeFactSources() + kLaunchExamples);
 }
 
+void AddKeepFlags(CLI::App& keep, KeepOptions& options) {
+  keep.add_option("--socket", options.socket,
+                  "Unix socket on which daemons find it (run-dir/job/keeper.sock if not given)");
+  keep.add_option("--linger", options.linger,
+                  "Seconds without a connection after which it ends; 0: never")
+      ->check(CLI::Range(0.0, 1e9))
+      ->capture_default_str();
+  keep.footer(
+      "Holds the descriptors of shards and leases, so that a daemon that is killed or replaced has\n"
+      "them again, without reading (--keeper SOCKET). `ckptd launch` starts one by itself. It has no\n"
+      "settings but the run directory and the job.\n"
+      "\n"
+      "  ckptd keep --socket /run/ckptd/keeper.sock");
+}
+
 absl::Status UsageError(const CLI::App& app, const CLI::ParseError& error) {
   std::string what = error.what();
   if (dynamic_cast<const CLI::ConfigError*>(&error) != nullptr) {
@@ -108,7 +126,7 @@ absl::Status UsageError(const CLI::App& app, const CLI::ParseError& error) {
                        key);
   } else if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr ||
              dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
-    what += "; the commands are run, launch, stop, config and info";
+    what += "; the commands are run, launch, stop, keep, config and info";
   }
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid, what);
 }
@@ -183,6 +201,7 @@ CommandLineParser::CommandLineParser() : line_(DefaultLine()), app_(kAbout, "ckp
   run_ = app_.add_subcommand("run", "Run one daemon until SIGTERM or Ctrl-C");
   launch_ = app_.add_subcommand("launch", "Start and supervise the daemons of this node");
   stop_ = app_.add_subcommand("stop", "End the daemons that launch has started on this node");
+  keep_ = app_.add_subcommand("keep", "Hold shards and leases while daemons are away");
   CLI::App* const show = app_.add_subcommand("config", "Print every key with its value here");
   info_ = app_.add_subcommand("info", "Print what a daemon would find on this machine");
   info_->footer(
@@ -191,15 +210,17 @@ CommandLineParser::CommandLineParser() : line_(DefaultLine()), app_(kAbout, "ckp
       "\n"
       "  ckptd info --memory cuda");
   AddConfigFlags(app_, line_.config);
-  for (CLI::App* sub : {run_, launch_, stop_, show, info_}) sub->fallthrough();
+  for (CLI::App* sub : {run_, launch_, stop_, keep_, show, info_}) sub->fallthrough();
   run_->footer("Every key that `ckptd config` prints is a flag here; `ckptd --help` explains them.");
   AddLaunchFlags(*launch_, line_.launch);
   stop_->footer(
       "Ends the launcher of --job in --run-dir, in the background or not, and waits until its\n"
-      "daemons have ended. Trainers keep what they have attached to. Fine where there is none.\n"
+      "daemons and their keeper have ended, also one that was left by --keep. Trainers keep what\n"
+      "they have attached to. Fine where there is none.\n"
       "\n"
       "  ckptd stop --job my-job");
   AddNodeRank(*stop_, line_.launch);
+  AddKeepFlags(*keep_, line_.keep);
 }
 
 absl::StatusOr<CommandLine> CommandLineParser::Parse(int argc, const char* const* argv) {
@@ -224,7 +245,8 @@ absl::StatusOr<CommandLine> CommandLineParser::Parse(int argc, const char* const
   CKPTD_ASSIGN_OR_RETURN(line.config.load, AbsoluteSource(line.config.load));
   line.verb = run_->parsed()      ? CommandLine::Verb::kRun
               : launch_->parsed() ? CommandLine::Verb::kLaunch
-              : stop_->parsed()   ? CommandLine::Verb::kStop
+               : stop_->parsed()   ? CommandLine::Verb::kStop
+               : keep_->parsed()   ? CommandLine::Verb::kKeep
               : info_->parsed()   ? CommandLine::Verb::kInfo
                                   : CommandLine::Verb::kConfig;
   line.launch.rendezvous_given = app_.get_option("--rendezvous")->count() > 0;

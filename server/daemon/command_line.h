@@ -16,10 +16,11 @@ namespace ckptd {
 
 struct CommandLine {
   // kPrint: `text` is to be printed, the help or the version.
-  enum class Verb : uint8_t { kRun, kLaunch, kStop, kConfig, kInfo, kPrint };
+  enum class Verb : uint8_t { kRun, kLaunch, kStop, kKeep, kConfig, kInfo, kPrint };
   Verb verb = Verb::kPrint;
   Config config;
   LaunchOptions launch;
+  KeepOptions keep;
   std::string text;
 };
 
@@ -43,6 +44,7 @@ class CommandLineParser {
   CLI::App* run_ = nullptr;  // a part of app_
   CLI::App* launch_ = nullptr;
   CLI::App* stop_ = nullptr;
+  CLI::App* keep_ = nullptr;
   CLI::App* info_ = nullptr;
 };
 

@@ -16,6 +16,13 @@ inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailed = 1;
 inline constexpr int kExitUsage = 2;
 
+struct KeepOptions {
+  std::string socket;  // empty: run-dir/job/keeper.sock
+  double linger = 0;   // seconds without a connection after which it ends; 0: never
+};
+// Runs a keeper until SIGTERM or SIGINT.
+int KeepCommand(const Config& config, const KeepOptions& options);
+
 // Runs one daemon until SIGTERM or SIGINT.
 int RunCommand(const Config& config);
 
@@ -26,6 +33,7 @@ struct LaunchOptions {
   bool rendezvous_given = false;
   uint32_t max_restarts = 10;        // per daemon; starts again after a minute without a restart
   double start_timeout = 60;         // seconds until the group must be complete
+  bool keep = false;                 // leave the keeper for the next launch
   std::vector<std::string> command;  // empty: run until a signal
   bool detach = false;               // go on in the background once the daemons are ready
   double linger = 0;                 // seconds without use after which the daemons end; 0: never

@@ -133,6 +133,13 @@ const Setting kSettings[] = {
     {"ready-when", &Config::ready_when,
      "When a daemon is ready, for launch, --ready-fd and health checks: group, once the group is "
      "complete, or loaded, once --load is loaded, too"},
+    {"keeper", &Config::keeper,
+     "Socket of the process that holds shards and leases while a daemon is away (`ckptd keep`), so "
+     "that the next one has them without reading; systemd: that unit's own store of descriptors; "
+     "launch starts a process if nothing is given; none: nothing is kept"},
+    {"slab-dir", &Config::slab_dir,
+     "Folder in memory (a tmpfs, an emptyDir with medium: Memory) where shards of host memory are "
+     "files, so that they survive when all processes and containers are restarted; leases do not"},
     {"log-level", &Config::log_level, "trace, debug, info, warn, error or off"},
 };
 

@@ -13,6 +13,8 @@
 
 namespace ckptd {
 
+inline constexpr char kNoKeeper[] = "none";
+inline constexpr char kSystemdKeeper[] = "systemd";
 inline constexpr uint16_t kDefaultPort = 29511;
 
 struct Config {
@@ -53,6 +55,8 @@ struct Config {
   uint32_t reader_threads = 0;
   double heartbeat_interval = 1.0;  // seconds
   double heartbeat_timeout = 5.0;
+  std::string slab_dir;  // memory-backed folder that has shards as files; empty: none
+  std::string keeper;  // socket of `ckptd keep`; empty or "none": nothing outlives the daemon
   std::string log_level = "info";
   std::string load;    // loaded once the group is complete; empty: nothing
   std::string layout;  // for `load`; empty: fsdp over all ranks

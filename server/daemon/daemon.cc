@@ -17,13 +17,20 @@
 #include "server/daemon/network.h"
 #include "server/daemon/peer_auth.h"
 #include "server/daemon/preload.h"
+#include "server/daemon/service_manager.h"
+#include "server/daemon/slab_dir.h"
 #include "server/daemon/stop_deadline.h"
+#include "server/keeper/keeper_client.h"
+#include "server/keeper/slab_folder.h"
+#include "server/keeper/systemd_store.h"
 #include "server/rpc/links.h"
 
 namespace ckptd {
 namespace {
 
 constexpr std::chrono::milliseconds kReadyPoll{200};
+// Who starts both starts the keeper first, so this is for a keeper that is being started again.
+constexpr std::chrono::milliseconds kKeeperPatience{1000};
 // How long other daemons may take to say what they still own, because loads wait meanwhile.
 constexpr std::chrono::milliseconds kDropPatience{200};
 // Rank-form requests of very large models exceed the default of 4 MiB.
@@ -98,6 +105,7 @@ Node::Options Daemon::NodeOptions() {
   options.tier_reason = memory_.reason;
   options.host_tier = memory_.host_tier.get();
   options.ready = memory_.ready;
+  options.keeper = keeping_.get();
   options.drop_released = [this] { peer_memory_->DropReleased(Clock::now() + kDropPatience); };
   options.reading.comm = ParseCommChoice(config_.comm).value();  // CheckConfig has checked it
   options.comms = memory_.comms.get();
@@ -156,9 +164,36 @@ absl::Status Daemon::LockRank() {
   return absl::OkStatus();
 }
 
+absl::Status Daemon::StartKeeping() {
+  std::unique_ptr<DescriptorStore> store;
+  if (config_.keeper == kSystemdKeeper) {
+    CKPTD_ASSIGN_OR_RETURN(store, SystemdStore::Take(ReadEnvironment));
+  } else if (!config_.keeper.empty() && config_.keeper != kNoKeeper) {
+    store = KeeperClient::Start(config_.keeper, fmt::format("rank-{}", config_.rank), kKeeperPatience);
+  }
+  CKPTD_ASSIGN_OR_RETURN(const std::string folder, MakeSlabFolder(config_));
+  if (!folder.empty()) {
+    CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<DescriptorStore> files, SlabFolder::Open(folder));
+    if (store != nullptr) files = std::make_unique<TwoStores>(std::move(files), std::move(store));
+    store = std::move(files);
+  }
+  if (store == nullptr) return absl::OkStatus();
+  keeping_ = std::make_unique<Keeping>(std::move(store), config_.rank, config_.world_size,
+                                       std::max(1U, std::thread::hardware_concurrency()));
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::StartMemory() {
+  CKPTD_RETURN_IF_ERROR(StartKeeping());
+  CKPTD_ASSIGN_OR_RETURN(
+      memory_, MakeMemoryTier(config_, keeping_ == nullptr ? KeptBytes() : keeping_->FoundBytes()));
+  if (keeping_ != nullptr) keeping_->SetMemory(*memory_.backend);
+  return absl::OkStatus();
+}
+
 absl::Status Daemon::StartClientServers() {
   CKPTD_RETURN_IF_ERROR(LockRank());
-  CKPTD_ASSIGN_OR_RETURN(memory_, MakeMemoryTier(config_));
+  CKPTD_RETURN_IF_ERROR(StartMemory());
   peer_memory_ = std::make_unique<HostPeerMemory>(host_, memory_.import);
   auto peer_socket = PeerSocket::Start({paths_.memory}, memory_.segment_fd);
   if (!peer_socket.ok()) return ExplainSocketInUse(peer_socket.status(), config_.job);
@@ -167,8 +202,10 @@ absl::Status Daemon::StartClientServers() {
   if (config_.rank == 0) SetSecret(node_->group_secret());
   group_service_->SetNode(*node_);
   transfer_service_->SetNode(*node_);
-  CKPTD_ASSIGN_OR_RETURN(fd_server_,
-                         FdServer::Start(paths_.fd, node_->leases(), {policy_, rules_}));
+  CKPTD_ASSIGN_OR_RETURN(fd_server_, FdServer::Start(paths_.fd, node_->leases(), {policy_, rules_},
+                                                     keeping_ == nullptr
+                                                         ? std::vector<FdServer::Adopted>()
+                                                         : keeping_->TakeConnections()));
   checkpoint_service_ = std::make_unique<CheckpointServiceImpl>(*node_, paths_.fd);
   admin_service_ = std::make_unique<AdminServiceImpl>(
       *node_, AdminServiceImpl::Endpoints{paths_.workload, paths_.fd, peer_address_});
@@ -231,6 +268,8 @@ void Daemon::AnnounceReady(const std::function<bool()>& stop) {
 }
 
 void Daemon::WriteReadyFd(char state) const {
+  // A supervisor that started this process listens there, and tells the service manager itself.
+  if (config_.ready_fd < 0 && state == '1') NotifyServiceManager("READY=1");
   if (config_.ready_fd < 0 || ::write(config_.ready_fd, &state, 1) == 1) return;
   Log(LogLevel::kWarn, "writing to --ready-fd {}: {}", config_.ready_fd, std::strerror(errno));
 }
@@ -250,6 +289,7 @@ Daemon::~Daemon() {
   // Stops accepting, ends watches and loads, then frees everything. Leases end with the fd
   // server. Clients keep what they have mapped.
   std::optional<StopDeadline> deadline(std::in_place);
+  if (keeping_ != nullptr) keeping_->LeaveLeases();
   if (node_ != nullptr) node_->Stop();
   if (health_service_ != nullptr) health_service_->Stop();
   health_server_.reset();
@@ -257,6 +297,7 @@ Daemon::~Daemon() {
   workload_server_.reset();
   peer_server_.reset();
   fd_server_.reset();
+  if (keeping_ != nullptr) keeping_->LeaveAll();
   node_.reset();
   deadline.reset();  // freeing much memory may take long
   peer_socket_.reset();

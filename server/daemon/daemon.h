@@ -15,6 +15,7 @@
 #include "server/comm/host/peer_socket.h"
 #include "server/daemon/config.h"
 #include "server/daemon/health_port.h"
+#include "server/daemon/keeping.h"
 #include "server/daemon/memory_tier.h"
 #include "server/daemon/network.h"
 #include "server/daemon/run_directory.h"
@@ -58,6 +59,8 @@ class Daemon {
   // Once this succeeds, this daemon owns the rank's sockets.
   absl::Status LockRank();
   absl::Status StartClientServers();
+  absl::Status StartKeeping();
+  absl::Status StartMemory();
   // What a guest calls.
   GrpcServer::Services ForGuest(const Caller& guest);
   // The answer of grpc.health.v1.
@@ -79,6 +82,7 @@ class Daemon {
   MemoryTier memory_;
   std::unique_ptr<HostPeerMemory> peer_memory_;
   std::unique_ptr<PeerSocket> peer_socket_;
+  std::unique_ptr<Keeping> keeping_;  // null: nothing outlives this process
   std::unique_ptr<Node> node_;
   std::unique_ptr<GroupServiceImpl> group_service_;
   std::unique_ptr<TransferServiceImpl> transfer_service_;

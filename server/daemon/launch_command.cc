@@ -46,6 +46,11 @@ absl::Status CheckOptions(const Config& config, const LaunchOptions& options) {
   if (!std::isfinite(options.start_timeout)) {
     return invalid("launching: --start-timeout is not a number of seconds; give it one");
   }
+  if (config.keeper == kSystemdKeeper) {
+    return invalid(
+        "launching with --keeper systemd: systemd keeps what the one process of a unit "
+        "has; use a unit for each `ckptd run`, or leave it out");
+  }
   if (options.node_rank >= options.nnodes) {
     return invalid(
         fmt::format("launching on node {}: a job of {} node{} has no node of that "
@@ -78,7 +83,7 @@ std::string LogOf(const Config& config, const LaunchOptions& options) {
 }
 
 // Runs the launcher in this process.
-int Serve(Config config, const LaunchOptions& options, Announcer& announcer) {
+int Serve(const Config& config, const LaunchOptions& options, Announcer& announcer) {
   const absl::StatusOr<FileLock> lock = LockJob(config, options);
   if (IsHeld(lock.status()) && announcer.listens()) {
     announcer.Say(Announcer::State::kRunsAlready);
@@ -94,7 +99,7 @@ int Serve(Config config, const LaunchOptions& options, Announcer& announcer) {
       return kExitFailed;
     }
   }
-  return SuperviseDaemons(std::move(config), options, announcer);
+  return SuperviseDaemons(config, options, announcer);
 }
 
 std::vector<uint32_t> RanksThatDoNotListen(Config config, const LaunchOptions& options) {
@@ -193,7 +198,7 @@ int LaunchCommand(const Config& given, const LaunchOptions& options) {
   }
   if (options.detach) return Detach(config, options);
   Announcer nobody;
-  return Serve(std::move(config), options, nobody);
+  return Serve(config, options, nobody);
 }
 
 }  // namespace ckptd

@@ -26,6 +26,7 @@
 #include "server/daemon/child.h"
 #include "server/daemon/group_key.h"
 #include "server/daemon/health_port.h"
+#include "server/daemon/keeper_process.h"
 #include "server/daemon/network.h"
 #include "server/daemon/peer_auth.h"
 #include "server/daemon/run_directory.h"
@@ -40,6 +41,7 @@ constexpr std::chrono::milliseconds kFirstBackoff{200};
 constexpr std::chrono::seconds kLastBackoff{10};
 constexpr std::chrono::minutes kPeace{1};
 constexpr std::chrono::seconds kStopPatience{10};
+constexpr std::chrono::milliseconds kKeeperPatience{1000};
 constexpr timespec kTick = {0, 100'000'000};
 constexpr int kStopsThatKill = 3;  // the third signal kills a command that does not end
 
@@ -71,10 +73,19 @@ struct Slot {
   std::pair<time_t, long> touched;  // when its daemon was last in use, by the file system's clock
 };
 
+// What daemons are told. If it names no keeper, this launch starts one, of this node.
+Config WithKeeper(Config config, const LaunchOptions& options) {
+  if (config.keeper.empty()) config.keeper = KeeperSocketOf(config, options.node_rank);
+  return config;
+}
+
 class Launcher {
  public:
-  Launcher(Config config, const LaunchOptions& options, Announcer& announcer)
-      : config_(std::move(config)), options_(options), announcer_(announcer) {
+  Launcher(const Config& config, const LaunchOptions& options, Announcer& announcer)
+      : config_(WithKeeper(config, options)),
+        options_(options),
+        announcer_(announcer),
+        keeper_(config.keeper.empty() ? config_.keeper : "", kOwnProgram, OwnName()) {
     // A new key is enough, because restarted daemons get it from this process as well.
     if (!HasPeerAuthSetting(config_, ReadEnvironment)) {
       group_key_[kGroupKeyVariable] = NewGroupKey();
@@ -97,6 +108,7 @@ class Launcher {
       return kExitUsage;
     }
     while (!exit_code_.has_value()) {
+      keeper_.Ensure(kKeeperPatience);
       StartDue();
       ReadReady();
       StartCommandWhenReady();
@@ -108,6 +120,7 @@ class Launcher {
       CheckLinger();
     }
     StopDaemons();
+    if (!options_.keep) keeper_.End();
     if (health_service_ != nullptr) health_service_->Stop();
     return *exit_code_;
   }
@@ -357,6 +370,7 @@ class Launcher {
   const Config config_;
   const LaunchOptions& options_;
   Announcer& announcer_;
+  KeeperProcess keeper_;
   Clock::time_point last_use_;
   const std::string own_name_ = OwnName();
   std::map<std::string, std::string> group_key_;  // for the daemons' environment
@@ -378,8 +392,8 @@ std::string DurationText(double seconds) {
   return minutes ? fmt::format("{:g} min", seconds / 60) : fmt::format("{:g} s", seconds);
 }
 
-int SuperviseDaemons(Config config, const LaunchOptions& options, Announcer& announcer) {
-  return Launcher(std::move(config), options, announcer).Run();
+int SuperviseDaemons(const Config& config, const LaunchOptions& options, Announcer& announcer) {
+  return Launcher(config, options, announcer).Run();
 }
 
 }  // namespace ckptd

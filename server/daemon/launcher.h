@@ -13,7 +13,7 @@ namespace ckptd {
 
 // Returns the exit code of `ckptd launch` when a signal, the command, or --linger has ended it.
 // `config`: of rank 0 of this node. `announcer` hears when all daemons are ready.
-int SuperviseDaemons(Config config, const LaunchOptions& options, Announcer& announcer);
+int SuperviseDaemons(const Config& config, const LaunchOptions& options, Announcer& announcer);
 
 // "15 min", "90 s".
 std::string DurationText(double seconds);

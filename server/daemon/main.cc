@@ -63,6 +63,8 @@ int main(int argc, char** argv) {
       return ckptd::RunCommand(line->config);
     case ckptd::CommandLine::Verb::kLaunch:
       return ckptd::LaunchCommand(line->config, line->launch);
+    case ckptd::CommandLine::Verb::kKeep:
+      return ckptd::KeepCommand(line->config, line->keep);
     case ckptd::CommandLine::Verb::kStop:
       return ckptd::StopCommand(line->config, line->launch);
     case ckptd::CommandLine::Verb::kPrint:

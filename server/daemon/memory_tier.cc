@@ -15,6 +15,7 @@
 #include "server/daemon/network.h"
 #include "server/daemon/run_directory.h"
 #include "server/daemon/sizes.h"
+#include "server/daemon/slab_dir.h"
 #include "server/memory/host/available_memory.h"
 #include "server/memory/host/host_memory.h"
 #include "server/memory/host/numa.h"
@@ -74,13 +75,25 @@ AutoArena MakeAutoArena(const Config& config) {
   return automatic;
 }
 
-absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason) {
+// Where segments lie, and how much they may take of the `available` bytes.
+absl::Status SetBudget(const Config& config, uint64_t available, uint64_t kept,
+                       HostMemoryOptions& options) {
+  uint64_t part = available / config.local_size;
+  CKPTD_ASSIGN_OR_RETURN(options.folder, MakeSlabFolder(config));
+  if (!options.folder.empty()) {
+    CKPTD_ASSIGN_OR_RETURN(const uint64_t room, SlabFolderBytes(config, options.folder, kept));
+    part = std::min(part, room);
+  }
+  CKPTD_ASSIGN_OR_RETURN(options.budget_bytes, ParseBudget(config.memory_budget, part, kept));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason, uint64_t kept) {
   CKPTD_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
   CKPTD_ASSIGN_OR_RETURN(const uint64_t behind, ParseShare(config.host_tier, available));
   if (behind > 0) Log(LogLevel::kWarn, "--host-tier is not used: shards live in host memory");
   HostMemoryOptions options;
-  CKPTD_ASSIGN_OR_RETURN(options.budget_bytes,
-                         ParseShare(config.memory_budget, available / config.local_size));
+  CKPTD_RETURN_IF_ERROR(SetBudget(config, available, kept, options));
   CKPTD_ASSIGN_OR_RETURN(const ArenaSize arena,
                          ChooseArena(config, available, options.budget_bytes));
   options.arena_target_bytes = arena.bytes;
@@ -201,7 +214,7 @@ absl::Status OpenComms(const Config& config, const CudaMemory&, MemoryTier& tier
 #endif
 
 absl::StatusOr<MemoryTier> MakeCudaTier(const CudaDriver& driver, const Config& config,
-                                        std::string reason) {
+                                        std::string reason, uint64_t kept) {
   CKPTD_ASSIGN_OR_RETURN(GpuInfo gpu, ChooseGpu(driver, config));
   CKPTD_ASSIGN_OR_RETURN(const std::vector<GpuInfo> gpus, ListGpus(driver));
   CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<CudaDevice> device,
@@ -209,7 +222,7 @@ absl::StatusOr<MemoryTier> MakeCudaTier(const CudaDriver& driver, const Config& 
   CKPTD_ASSIGN_OR_RETURN(const uint64_t free, device->FreeBytes());
   const uint64_t sharers = SharersOf(config, gpus.size());
   CudaMemoryOptions options;
-  CKPTD_ASSIGN_OR_RETURN(options.budget_bytes, ParseShare(config.memory_budget, free / sharers));
+  CKPTD_ASSIGN_OR_RETURN(options.budget_bytes, ParseBudget(config.memory_budget, free / sharers, kept));
   CKPTD_ASSIGN_OR_RETURN(options.staging_bytes, ParseBytes(config.staging));
   options.kernels = kernels::KernelImage();
   options.keep_engine = config.idle == "keep";
@@ -309,15 +322,16 @@ absl::StatusOr<Choice> ChooseTier(const Config& config) {
 
 }  // namespace
 
-absl::StatusOr<MemoryTier> MakeMemoryTier(const Config& config) {
+absl::StatusOr<MemoryTier> MakeMemoryTier(const Config& config, KeptBytes kept) {
   CKPTD_ASSIGN_OR_RETURN(Choice choice, ChooseTier(config));
 #ifdef CKPTD_WITH_CUDA
   if (choice.cuda) {
+    CKPTD_RETURN_IF_ERROR(RefuseSlabDirOnGpu(config));
     CKPTD_ASSIGN_OR_RETURN(const CudaDriver* const driver, FindDriver());
-    return MakeCudaTier(*driver, config, std::move(choice.reason));
+    return MakeCudaTier(*driver, config, std::move(choice.reason), kept.device);
   }
 #endif
-  return MakeHostTier(config, std::move(choice.reason));
+  return MakeHostTier(config, std::move(choice.reason), kept.host);
 }
 
 absl::StatusOr<Pairs> DescribeMachine(const Config& config) {

@@ -20,6 +20,12 @@
 
 namespace ckptd {
 
+// Memory in slabs, by the place it is in.
+struct KeptBytes {
+  uint64_t host = 0;
+  uint64_t device = 0;
+};
+
 struct MemoryTier {
   std::unique_ptr<MemoryBackend> backend;
   std::string reason;  // reason of the choice, for people
@@ -38,7 +44,8 @@ struct MemoryTier {
 // As config.memory asks: "cuda" is an error without a GPU, "auto" then means host. The same holds
 // for "nccl" in config.comm. Errors: NO_NCCL, NO_DEVICE, DEVICE_FAILED, NO_MEMORY,
 // CONFIG_INVALID.
-absl::StatusOr<MemoryTier> MakeMemoryTier(const Config& config);
+// An earlier process of this rank has left `kept`, for which the budget has room.
+absl::StatusOr<MemoryTier> MakeMemoryTier(const Config& config, KeptBytes kept = {});
 
 // What MakeMemoryTier would find on this machine, as keys and values for people: the tier and its
 // reason, each GPU, which one is config.device's, and NCCL, if there is one. Allocates nothing

@@ -5,7 +5,6 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -39,15 +38,6 @@ sigset_t StopSignals() {
       ::sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler == SIG_IGN;
   if (!ignored) ::sigaddset(&set, SIGHUP);
   return set;
-}
-
-// Each memory segment has two descriptors, each lease one. The soft limit of 1,024 is for
-// programs that use select().
-void RaiseFileLimit() {
-  rlimit limit = {};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 // gRPC would write to stderr itself, and block if nobody reads it.

@@ -25,8 +25,15 @@ SocketPaths PathsOf(const Config& config) {
   paths.fd = stem + ".fd.sock";
   paths.memory = stem + ".mem.sock";
   paths.lock = stem + ".lock";
+  paths.keeper = paths.directory + "/keeper.sock";
   paths.arena = stem + ".arena";
   return paths;
+}
+
+std::string KeeperSocketOf(const Config& config, uint32_t node_rank) {
+  const SocketPaths paths = PathsOf(config);
+  if (node_rank == 0) return paths.keeper;
+  return fmt::format("{}/node-{}.keeper.sock", paths.directory, node_rank);
 }
 
 namespace {

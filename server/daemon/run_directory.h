@@ -20,9 +20,12 @@ struct SocketPaths {
   std::string fd;
   std::string memory;  // for the group's leader
   std::string lock;    // locked as long as a daemon of that rank lives
+  std::string keeper;  // of `launch` on node 0 and of `keep`; see KeeperSocketOf
   std::string arena;   // how much that rank loaded, for its next daemon
 };
 SocketPaths PathsOf(const Config& config);
+// Where the keeper of a node's launcher listens. Several nodes may be simulated in one folder.
+std::string KeeperSocketOf(const Config& config, uint32_t node_rank);
 // Makes run_dir/job with mode 0700, or 0750 for a group. Errors: CONFIG_INVALID: FailedPrecondition
 // if it belongs to another user, others may enter it, or this process is no member of the group,
 // otherwise with the system's code; ResourceExhausted NO_MEMORY on a full disk.

@@ -62,4 +62,9 @@ absl::StatusOr<uint64_t> ParseShare(const std::string& text, uint64_t whole) {
   return static_cast<uint64_t>(static_cast<double>(whole) * percent / 100.0);
 }
 
+absl::StatusOr<uint64_t> ParseBudget(const std::string& text, uint64_t free, uint64_t kept) {
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t budget, ParseShare(text, free + kept));
+  return text.ends_with('%') ? std::max(budget, kept) : budget;
+}
+
 }  // namespace ckptd

@@ -14,6 +14,11 @@ absl::StatusOr<uint64_t> ParseBytes(const std::string& text);
 // As ParseBytes, or "80%" of `whole` bytes.
 absl::StatusOr<uint64_t> ParseShare(const std::string& text, uint64_t whole);
 
+// As ParseShare, for a daemon whose predecessor has left `kept` bytes: they are not among those that
+// are `free`, and belong to the whole. A share is never less, for others may have taken what was
+// free meanwhile.
+absl::StatusOr<uint64_t> ParseBudget(const std::string& text, uint64_t free, uint64_t kept);
+
 }  // namespace ckptd
 
 #endif  // CKPTD_SERVER_DAEMON_SIZES_H_

@@ -10,19 +10,31 @@
 #include "common/base/status.h"
 #include "server/daemon/commands.h"
 #include "server/daemon/job_lock.h"
+#include "server/daemon/run_directory.h"
+#include "server/keeper/keeper_client.h"
 
 namespace ckptd {
 namespace {
 
 constexpr std::chrono::seconds kPatience{30};  // more than a launcher has with its daemons
+constexpr std::chrono::seconds kKeeperPatience{2};
 constexpr timespec kTick = {0, 50'000'000};
+
+// One that a launcher was told to leave (--keep), or that outlived a launcher that was killed.
+void EndKeeperOf(const Config& config, const LaunchOptions& options) {
+  const Deadline deadline = std::chrono::steady_clock::now() + kKeeperPatience;
+  const auto keeper = ConnectToKeeper(KeeperSocketOf(config, options.node_rank), deadline);
+  if (keeper.ok()) EndKeeper(keeper->get(), deadline);
+}
 
 absl::Status Stop(const Config& config, const LaunchOptions& options) {
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   pid_t told = 0;
   for (;;) {
-    const absl::Status free = LockJob(config, options).status();
-    if (!IsHeld(free)) return free;
+    // Held until the keeper has ended, so that no new launcher takes it over.
+    const absl::StatusOr<FileLock> free = LockJob(config, options);
+    if (free.ok()) EndKeeperOf(config, options);
+    if (!IsHeld(free.status())) return free.status();
     const pid_t holder = HolderOfJob(config, options);
     if (holder > 0 && holder != told) {
       if (::kill(holder, SIGTERM) != 0 && errno != ESRCH) {

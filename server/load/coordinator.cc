@@ -74,8 +74,11 @@ Coordinator::Coordinator(Parts parts)
       observers_(AllObservers()),
       pending_(parts_.membership.world_size()),
       participants_(parts_.membership.world_size()),
-      holdings_(parts_.membership),
-      ticker_([this] { Loop(); }) {}
+      holdings_(parts_.membership) {
+  // What an earlier process of this rank has left, as members tell of theirs when they join.
+  pending_.SetResidents(0, parts_.membership.epoch(), parts_.catalog.Residents());
+  ticker_ = std::thread([this] { Loop(); });
+}
 
 std::vector<LoadObserver*> Coordinator::AllObservers() {
   std::vector<LoadObserver*> all = {&catalog_progress_, &log_};

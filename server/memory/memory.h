@@ -64,6 +64,16 @@ struct SlabHandle {
   bool writable = false;
 };
 
+// A slab of which only descriptors are left. A later process makes it a slab again.
+struct KeptSlab {
+  HandleKind kind = HandleKind::kMemfd;
+  std::string device = {};  // UUID of the GPU; empty: host memory
+  uint64_t bytes = 0;
+  bool sealed = false;
+  std::vector<uint64_t> segment_bytes = {};
+  std::vector<UniqueFd> fds = {};  // one per segment
+};
+
 // The memory of shards: allocate, seal, hand out, give up. Thread-safe.
 class SlabAllocator {
  public:
@@ -93,6 +103,20 @@ class SlabAllocator {
   // The memory now belongs to a client: it leaves the budget and is never reused. The slab is
   // consumed.
   virtual void TransferOwnership(std::unique_ptr<Slab> slab) = 0;
+  // What a later process of this daemon needs to have the slab back. It is no client's: memory may
+  // be used again while it exists, so it must be dropped before. Errors: FailedPrecondition
+  // HANDLE_KIND for memory that ends with this process.
+  virtual absl::StatusOr<KeptSlab> Keep(Slab& slab) {
+    (void)slab;
+    return absl::UnimplementedError("keeping a slab: this memory ends with its process");
+  }
+  // The slab of which an earlier process gave this out. Counts in the budget. Its content is to be
+  // checked. Errors: NO_MEMORY, DataLoss DIGEST_MISMATCH for descriptors of other memory,
+  // FailedPrecondition NO_DEVICE for another GPU's.
+  virtual absl::StatusOr<std::unique_ptr<Slab>> Adopt(KeptSlab kept) {
+    (void)kept;
+    return absl::UnimplementedError("taking a slab over: this memory ends with its process");
+  }
   // The leader has restarted, so another process now fills our slabs. It cannot map sealed memory
   // for writing, so memory sealed before this call is never reused.
   virtual void OnWriterRestart() = 0;

@@ -58,6 +58,14 @@ absl::StatusOr<T> Await(std::future<absl::StatusOr<T>> future, Deadline deadline
                                doing));
 }
 
+// Before this rank joins the group, which is told then of what was restored.
+void UseKeeper(ShardKeeper* keeper, Catalog& catalog, LeaseTable& leases) {
+  if (keeper == nullptr) return;
+  catalog.SetKeeper(keeper);
+  leases.SetKeeper(keeper);
+  keeper->Restore(catalog, leases);
+}
+
 }  // namespace
 
 Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
@@ -70,13 +78,13 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
       host_tier_(options_.host_tier, options_.reading.threads),
       rank_side_(catalog_, backend,
                  {options_.identity.rank, options_.memory_endpoint,
-                  host_tier_.enabled() ? &host_tier_ : nullptr, &comms_,
-                  &leases_}),
+                  host_tier_.enabled() ? &host_tier_ : nullptr, &comms_, &leases_}),
       participants_([this] { TellGroupNow(); }),
       lookups_(CheckOnStorage) {
   Eviction& eviction = catalog_.eviction();
   eviction.SetLater([this](std::function<void()> free) { load_worker_.Post(std::move(free)); });
   eviction.SetHolders([this](const std::string& name) { return leases_.HoldersOf(name); });
+  UseKeeper(options_.keeper, catalog_, leases_);
   if (options_.identity.rank == 0) {
     membership_ = std::make_unique<Membership>(
         Membership::Options{options_.identity, std::make_shared<LocalLink>(rank_side_),
@@ -395,6 +403,7 @@ Node::Info Node::GetInfo() const {
   info.tier = backend_.tier();
   info.tier_reason = options_.tier_reason;
   info.device = backend_.device();
+  if (options_.keeper != nullptr) info.keeper = options_.keeper->state();
   std::vector<uint32_t> missing;
   if (membership_ != nullptr) {
     info.epoch = membership_->epoch();

@@ -54,6 +54,8 @@ class Node {
     MemoryBackend* host_tier = nullptr;
     // The memory that `backend` and the host tier keep ready. Not null.
     std::vector<ReadyMemory*> ready;
+    // Holds what is to outlive this process, and has what an earlier one left. Null: nothing.
+    ShardKeeper* keeper = nullptr;
     // Unmaps memory that other daemons have given back. Called on the load worker.
     std::function<void()> drop_released = [] {};
   };
@@ -120,6 +122,7 @@ class Node {
     std::string tier;
     std::string tier_reason;
     std::string device;                // UUID of the GPU; empty: host memory
+    KeeperState keeper;
     std::vector<MemberState> members;  // on the leader only
   };
   Info GetInfo() const;

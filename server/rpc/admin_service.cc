@@ -37,6 +37,15 @@ void FillMemory(const Node::Info& info, v1::MemoryInfo& out) {
   out.set_host_tier_used_bytes(info.host_tier_used);
 }
 
+void FillKeeper(const KeeperState& keeper, v1::GetDaemonInfoResponse& out) {
+  if (keeper.endpoint.empty()) return;
+  out.mutable_keeper()->set_endpoint(keeper.endpoint);
+  out.mutable_keeper()->set_connected(keeper.connected);
+  out.mutable_keeper()->set_checkpoint_count(keeper.checkpoints);
+  out.mutable_keeper()->set_lease_count(keeper.leases);
+  for (const std::string& one : keeper.dropped) out.mutable_keeper()->add_dropped(SendableText(one));
+}
+
 void AddMember(const MemberState& member, v1::GetDaemonInfoResponse& out) {
   auto* one = out.add_members();
   one->set_rank(static_cast<int32_t>(member.identity.rank));
@@ -104,6 +113,7 @@ grpc::Status AdminServiceImpl::GetDaemonInfo(grpc::ServerContext*,
   for (const auto& [key, value] : node_.options().config) {
     (*response->mutable_config())[key] = SendableText(value);
   }
+  FillKeeper(info.keeper, *response);
   response->set_workload_socket(endpoints_.workload_socket);
   response->set_fd_socket(endpoints_.fd_socket);
   response->set_peer_address(endpoints_.peer_address);

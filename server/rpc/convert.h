@@ -56,6 +56,7 @@ v1::ProposeRequest ToProto(uint32_t rank, const LoadRequest& request);
 absl::StatusOr<LoadRequest> FromProto(const v1::ProposeRequest& request);
 
 v1::SourceFile ToProto(const SourceFile& file);
+SourceFile FromProto(const v1::SourceFile& file);
 v1::PrepareRequest ToProto(const PrepareCall& call);
 absl::StatusOr<PrepareCall> FromProto(const v1::PrepareRequest& request);
 v1::PrepareResponse ToProto(const PrepareReply& reply);

@@ -14,11 +14,6 @@
 namespace ckptd {
 namespace {
 
-SourceFile FileFrom(const v1::SourceFile& file) {
-  return {PathOfText(file.path()), file.bytes(),    file.object(),     file.version(),
-          file.host(),             file.mtime_ns(), file.header_hash()};
-}
-
 absl::Status Malformed(const std::string& why) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest,
                    "reading the leader's plan: " + why + "; run the same ckptd on every rank");
@@ -27,7 +22,7 @@ absl::Status Malformed(const std::string& why) {
 absl::StatusOr<CheckpointIndex> IndexFrom(const v1::SourceIndex& in) {
   CheckpointIndex index;
   index.source = PathOfText(in.source());
-  for (const v1::SourceFile& file : in.files()) index.files.push_back(FileFrom(file));
+  for (const v1::SourceFile& file : in.files()) index.files.push_back(FromProto(file));
   const std::string wrong = ReadSourceTable(in.tensors(), index);
   if (!wrong.empty()) return Malformed("the table of the source's tensors does not hold: " + wrong);
   return index;
@@ -44,6 +39,11 @@ v1::SourceIndex ToProto(const CheckpointIndex& index) {
 }
 
 }  // namespace
+
+SourceFile FromProto(const v1::SourceFile& file) {
+  return {PathOfText(file.path()), file.bytes(),    file.object(),     file.version(),
+          file.host(),             file.mtime_ns(), file.header_hash()};
+}
 
 v1::SourceFile ToProto(const SourceFile& file) {
   v1::SourceFile out;
@@ -189,7 +189,7 @@ std::vector<ResidentCheckpoint> ResidentsFrom(const v1::JoinRequest& request) {
     ResidentCheckpoint one;
     one.name = resident.name();
     one.load_key = resident.load_key();
-    for (const v1::SourceFile& file : resident.files()) one.files.push_back(FileFrom(file));
+    for (const v1::SourceFile& file : resident.files()) one.files.push_back(FromProto(file));
     one.request_digests = {resident.request_digests().begin(), resident.request_digests().end()};
     residents.push_back(std::move(one));
   }

@@ -73,24 +73,32 @@ void SendError(int socket, const absl::Status& status) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<FdServer>> FdServer::Start(const std::string& path,
-                                                          LeaseTable& leases, Options options) {
+                                                          LeaseTable& leases, Options options,
+                                                          std::vector<Adopted> adopted) {
   const std::optional<gid_t> group = options.policy.group;
   CKPTD_ASSIGN_OR_RETURN(UnixListener listener,
                          UnixListener::Open(path, group.has_value() ? 0660 : 0600, group));
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return ErrnoStatus(errno, "creating an eventfd");
-  return std::unique_ptr<FdServer>(
-      new FdServer(leases, std::move(listener), std::move(wake), std::move(options)));
+  return std::unique_ptr<FdServer>(new FdServer(leases, std::move(listener), std::move(wake),
+                                                std::move(options), std::move(adopted)));
 }
 
-FdServer::FdServer(LeaseTable& leases, UnixListener listener, UniqueFd wake, Options options)
+FdServer::FdServer(LeaseTable& leases, UnixListener listener, UniqueFd wake, Options options,
+                   std::vector<Adopted> adopted)
     : leases_(leases),
       listener_(std::move(listener)),
       wake_(std::move(wake)),
       options_(std::move(options)),
       max_unproven_(MaxUnprovenConnections(kMaxUnproven)),
-      max_passed_(MaxUnprovenConnections(kMaxPassed)),
-      thread_([this] { Loop(); }) {}
+      max_passed_(MaxUnprovenConnections(kMaxPassed)) {
+  for (Adopted& one : adopted) {
+    Connection& connection = connections_.emplace_back();
+    connection.socket = std::move(one.socket);
+    connection.lease = std::move(one.lease);
+  }
+  thread_ = std::thread([this] { Loop(); });
+}
 
 FdServer::~FdServer() {
   const uint64_t one = 1;
@@ -236,6 +244,7 @@ bool FdServer::Answer(Connection& connection) {
     return false;
   }
   connection.lease = redeemed->lease;
+  leases_.Keep(connection.lease, connection.socket.get());
   const absl::Status sent = SendDescriptors(connection.socket.get(), redeemed->handle.fds,
                                             Clock::now() + timing::kFdSend);
   // Done even if not everything was sent, because a client may write to the part that it got.

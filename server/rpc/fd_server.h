@@ -38,9 +38,15 @@ class FdServer {
     // Its `passed` gets them. Not null.
     std::shared_ptr<SourceRules> rules = std::make_shared<SourceRules>();
   };
+  // A lease that `leases` has already, and its connection.
+  struct Adopted {
+    UniqueFd socket;
+    std::string lease;
+  };
   // `leases` must outlive the server. Errors: those of UnixListener::Open.
   static absl::StatusOr<std::unique_ptr<FdServer>> Start(const std::string& path,
-                                                         LeaseTable& leases, Options options);
+                                                         LeaseTable& leases, Options options,
+                                                         std::vector<Adopted> adopted = {});
   static absl::StatusOr<std::unique_ptr<FdServer>> Start(const std::string& path,
                                                          LeaseTable& leases) {
     return Start(path, leases, Options());
@@ -63,7 +69,8 @@ class FdServer {
     bool proven() const { return !lease.empty() || passed != nullptr; }
   };
 
-  FdServer(LeaseTable& leases, UnixListener listener, UniqueFd wake, Options options);
+  FdServer(LeaseTable& leases, UnixListener listener, UniqueFd wake, Options options,
+           std::vector<Adopted> adopted);
   void Loop();
   // Waits for events. False when the server stops.
   bool Poll(std::vector<bool>& ready);

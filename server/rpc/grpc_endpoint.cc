@@ -72,9 +72,6 @@ void PrepareBuilder(grpc::ServerBuilder& builder, const GrpcEndpoint::Options& o
   });
   LimitMemory(builder, options);
   if (options.only_probes) LimitProbes(builder);
-  if (options.few_calls) {
-    builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
-  }
   // A connection that stays silent is closed. The limit leaves time for thousands of ranks that
   // join at once.
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 30'000);

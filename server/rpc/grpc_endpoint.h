@@ -27,9 +27,9 @@ class GrpcEndpoint {
     // Limit of one message. Longer messages, and compressed ones, end their call.
     int max_receive_bytes = 4 << 20;
     std::shared_ptr<grpc::ServerCredentials> credentials = nullptr;  // null: plain text
-    // Limits threads, and messages that are arriving; endpoints may share one.
+    // Limits threads, and messages that are arriving. No two endpoints may share one: gRPC 1.51 ends
+    // the process where a new one finds no thread left in it.
     std::shared_ptr<grpc::ResourceQuota> quota;
-    bool few_calls = false;  // few threads wait for them
     // For callers that ask one thing and are strangers, as probes over TCP: no reflection, few
     // calls on a connection, and idle connections are closed.
     bool only_probes = false;

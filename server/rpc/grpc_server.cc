@@ -53,23 +53,21 @@ std::shared_ptr<grpc::ResourceQuota> QuotaFor(const GrpcServer::Options& options
 
 }  // namespace
 
-GrpcServer::GrpcServer(Options options)
-    : options_(std::move(options)),
-      own_endpoint_{.address = options_.address,
-                    .max_receive_bytes = options_.max_receive_bytes,
-                    .credentials = options_.credentials,
-                    .quota = QuotaFor(options_),
-                    .only_probes = options_.only_probes},
-      guest_endpoint_{.address = options_.address,
-                      .max_receive_bytes = options_.max_receive_bytes,
-                      .quota = QuotaFor(options_),
-                      .few_calls = true} {}
+GrpcServer::GrpcServer(Options options) : options_(std::move(options)) {}
+
+GrpcEndpoint::Options GrpcServer::EndpointOptions() const {
+  return {.address = options_.address,
+          .max_receive_bytes = options_.max_receive_bytes,
+          .credentials = options_.credentials,
+          .quota = QuotaFor(options_),
+          .only_probes = options_.only_probes};
+}
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     Options options, const std::vector<grpc::Service*>& services) {
   std::unique_ptr<GrpcServer> result(new GrpcServer(std::move(options)));
   CKPTD_RETURN_IF_ERROR(result->Listen());
-  CKPTD_ASSIGN_OR_RETURN(result->own_, GrpcEndpoint::Start(result->own_endpoint_, services));
+  CKPTD_ASSIGN_OR_RETURN(result->own_, GrpcEndpoint::Start(result->EndpointOptions(), services));
   const auto take = [raw = result.get()](UniqueFd connection) { raw->Take(std::move(connection)); };
   CKPTD_ASSIGN_OR_RETURN(
       result->acceptor_,
@@ -131,7 +129,7 @@ GrpcEndpoint* GrpcServer::EndpointOfGuest(const Caller& guest) {
     made.services = options_.for_guest(guest);
     std::vector<grpc::Service*> services;
     for (const auto& service : made.services) services.push_back(service.get());
-    auto endpoint = GrpcEndpoint::Start(guest_endpoint_, services);
+    auto endpoint = GrpcEndpoint::Start(EndpointOptions(), services);
     if (!endpoint.ok()) {
       Log(LogLevel::kError, "{}", MessageOf(endpoint.status()));
       return nullptr;
@@ -148,7 +146,7 @@ GrpcEndpoint* GrpcServer::Refusing(Standing standing) {
   std::unique_ptr<GrpcEndpoint>& refusing = refusing_[standing];
   if (refusing != nullptr) return refusing.get();
   const Action action = options_.for_guest == nullptr ? Action::kAdminister : Action::kLoad;
-  auto made = GrpcEndpoint::StartRefusing(guest_endpoint_, NotAllowed(standing, action));
+  auto made = GrpcEndpoint::StartRefusing(EndpointOptions(), NotAllowed(standing, action));
   if (made.ok()) {
     refusing = *std::move(made);
   } else {

@@ -40,8 +40,8 @@ class GrpcServer {
     int max_threads = 64;
     std::shared_ptr<grpc::ServerCredentials> credentials = nullptr;
     // Limit of messages that are arriving, on all connections together. Beyond it, calls end with
-    // ResourceExhausted, but not always those that caused it. 0: no limit. The guests have as much
-    // once more, all together; the same of threads.
+    // ResourceExhausted, but not always those that caused it. 0: no limit. Each guest has as much
+    // once more, and as many threads.
     size_t max_held_bytes = 0;
     // Decides on a Unix socket; on TCP every caller is served.
     AccessPolicy policy = {.own = ::geteuid()};
@@ -51,7 +51,7 @@ class GrpcServer {
     bool only_probes = false;
   };
   // The most guests with an endpoint; the one that has connected least recently loses it.
-  static constexpr size_t kMostGuests = 64;
+  static constexpr size_t kMostGuests = 16;
 
   // `services` must outlive the server. Errors: FailedPrecondition CONFIG_INVALID if another
   // daemon holds the address, or something else has its path; ResourceExhausted NO_MEMORY on a
@@ -75,6 +75,7 @@ class GrpcServer {
 
   explicit GrpcServer(Options options);
   absl::Status Listen();
+  GrpcEndpoint::Options EndpointOptions() const;
   int Listener() const { return tcp_.socket.valid() ? tcp_.socket.get() : unix_.get(); }
   // Gives a new connection to the endpoint of its caller.
   void Take(UniqueFd connection);
@@ -84,8 +85,6 @@ class GrpcServer {
   GrpcEndpoint* Refusing(Standing standing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
-  GrpcEndpoint::Options own_endpoint_;
-  GrpcEndpoint::Options guest_endpoint_;
   FileLock lock_;      // next to a Unix socket, as long as it is served
   UnixListener unix_;  // one of these two is set
   TcpListener tcp_;

@@ -49,6 +49,8 @@ ALLOWED = {
     "server/comm/nccl": ["server/comm/nccl", *COMM, *SLAB_VIEW, "common"],
     **{f"server/{room}": [*(f"server/{lower}" for lower in ROOMS[:place + 1]), *MEMORY, *COMM, *TRANSFER, "common"]
        for place, room in enumerate(ROOMS)},
+    # Descriptors by name, for a process that is away: it knows neither memory nor checkpoints.
+    "server/keeper": ["server/keeper", "ckptd/v1", "common/base"],
     "server/rpc": ["server/rpc", *(f"server/{room}" for room in ROOMS), "server/transfer/frames.h", "ckptd/v1",
                    "common"],
     "server/daemon": ["server", "ckptd/v1", "common"],

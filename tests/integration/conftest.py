@@ -91,6 +91,7 @@ def pytest_terminal_summary(terminalreporter):
     if counts:
         terminalreporter.section("tests of others, without ckptd and with it")
         terminalreporter.write("".join(counts))
+    show_kept(terminalreporter)
     rows = recorded(terminalreporter, "fault")
     if not rows:
         return
@@ -99,6 +100,16 @@ def pytest_terminal_summary(terminalreporter):
     terminalreporter.line(line.format("stage", "process", "was", "clients heard", "longest wait"))
     for stage, who, what, heard, longest in rows:
         terminalreporter.line(line.format(stage, who, what, heard, f"{longest:.2f} s"))
+
+
+def show_kept(terminalreporter):
+    """The table of what outlives whom."""
+    rows = recorded(terminalreporter, "kept")
+    if not rows:
+        return
+    terminalreporter.section("who dies x what is kept x time to re-attach")
+    for who, what, seconds in sorted(rows):
+        terminalreporter.line(f"{who:<36} {what:<50} {seconds:.2f} s")
 
 
 @pytest.fixture

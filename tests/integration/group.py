@@ -38,10 +38,13 @@ def clean_environment():
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
              "MASTER_ADDR", "JOB_COMPLETION_INDEX")
     # Many daemons run at once here: none takes memory ahead, but where a test is about that (DEFAULT_ARENA).
-    return {**{k: v for k, v in os.environ.items() if not k.startswith(foreign) and k not in names}, "CKPTD_ARENA": "0"}
+    # A daemon that was killed comes back empty, but where a test is about that (KEPT).
+    return {**{k: v for k, v in os.environ.items() if not k.startswith(foreign) and k not in names}, "CKPTD_ARENA": "0",
+            "CKPTD_KEEPER": "none"}
 
 
 DEFAULT_ARENA = {"CKPTD_ARENA": ""}  # as where nobody has said anything
+KEPT = {"CKPTD_KEEPER": ""}
 
 
 # Of daemons that are started one by one, as an operator would give it to them.

@@ -1,10 +1,13 @@
 """Pods on one machine: containers by crun, each with an image's file tree, in one network namespace.
 
 The classes' fields are those of a pod's specification, in Python's spelling. What a node does with them is done here:
-init containers one after the other, sidecars until their startup probe passes, then the containers; restarts by policy,
-at once; SIGTERM to containers first and to sidecars after them, in reverse. Each container has its own mount, PID, IPC
-and UTS namespaces, the user that it asks for, no capability and no way to new privileges. Nothing of a pod is left when
-the process that made it ends.
+init containers one after the other, sidecars until their startup probe passes, then the containers; restarts by policy;
+preStop hooks of all, then SIGTERM to containers, and to sidecars after them, in reverse; the same once all containers
+have ended for good. Each container has its own mount, PID, IPC and UTS namespaces, the user that it asks for, no capability
+and no way to new privileges. Nothing of a pod is left when the process that made it ends.
+
+It is not a node in these points. Restarts come at once, where kubelet waits longer each time. Resources are not limited.
+Names come from /etc/hosts, where a cluster has DNS. `time_scale` shortens the periods of probes, not their timeouts.
 """
 
 import dataclasses
@@ -21,6 +24,7 @@ import time
 import seccomp
 from group import PATIENCE, SOON, wait_until
 from images import Image
+from probes import GrpcProber, Probe, Watch
 
 HIDDEN = ("/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware")
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
@@ -35,6 +39,7 @@ MOUNTS = (
 SANDBOX = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private")
 # crun refuses machines with both versions of cgroups, and no container has limits here: it is shown one version.
 PREPARE = "if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi; ip link set lo up"
+SHORTEST_GRACE = 2  # seconds that kubelet gives a container in any case
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,19 +58,18 @@ class HostPath:
 
 
 @dataclasses.dataclass(frozen=True)
+class Secret:
+    """Values by key, each in a file of the volume."""
+
+    data: dict
+    default_mode: int = 0o644
+
+
+@dataclasses.dataclass(frozen=True)
 class VolumeMount:
     name: str
     mount_path: str
     read_only: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Probe:
-    """A command that is run in the container (`exec`)."""
-
-    command: tuple
-    period_seconds: float = 1
-    failure_threshold: int = 60
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +87,9 @@ class Container:
     read_only_root_filesystem: bool = True
     seccomp_profile: str = "RuntimeDefault"  # or "Unconfined"
     startup_probe: Probe = None
+    readiness_probe: Probe = None
+    liveness_probe: Probe = None
+    pre_stop: tuple = ()  # a command
     restart_policy: str = ""  # "Always" makes a sidecar of an init container; the pod's, unless it is given
     stdin: bool = False  # whether tests write to it, and read what it says
 
@@ -92,6 +99,15 @@ class Run:
 
     def __init__(self, process, identity, log):
         self.process, self.identity, self.log = process, identity, log
+        self.watch = None  # its probes
+
+    @property
+    def started(self):
+        return bool(self.watch and self.watch.started)
+
+    @property
+    def ready(self):
+        return bool(self.watch and self.watch.ready)
 
     def ask(self, line):
         self.process.stdin.write(line + "\n")
@@ -105,24 +121,25 @@ class Run:
 
 class Pod:
     def __init__(self, folder, *, containers, init_containers=(), volumes=None, restart_policy="Always", fs_group=None,
-                 supplemental_groups=(), hostname="pod", termination_grace_period_seconds=SOON):
-        """volumes: name -> EmptyDir or HostPath, which containers' volume_mounts name."""
-        self.folder, self.hostname = pathlib.Path(folder), hostname
+                 supplemental_groups=(), hostname="pod", subdomain="", termination_grace_period_seconds=SOON, network=None,
+                 time_scale=1):
+        """volumes: name -> EmptyDir, HostPath or Secret, which containers' volume_mounts name.
+        network: a PodNetwork; without one, the pod has the loopback alone."""
+        self.folder, self.hostname, self.subdomain = pathlib.Path(folder), hostname, subdomain
         self.folder.mkdir(exist_ok=True)
         self.init_containers, self.containers = init_containers, containers
         self.volumes, self.restart_policy, self.fs_group = volumes or {}, restart_policy, fs_group
         self.groups = [*supplemental_groups, *([fs_group] if fs_group else [])]
-        self.grace = termination_grace_period_seconds
-        self.events = []  # (container, what) as they came: "started", "passed", "ended CODE"
+        self.grace, self.network, self.time_scale = termination_grace_period_seconds, network, time_scale
+        self.events = []  # (container, what) as they came: "started", what probes say, "preStop CODE", "ended CODE"
         self.runs, self._keepers, self._stopping, self._lock = {}, [], set(), threading.RLock()
+        self._done, self._stopped, self._stop_lock, self._prober = set(), False, threading.Lock(), None
 
     def __enter__(self):
         self._sandbox = self._make_sandbox()
         try:
-            for container in self.init_containers:
-                self._start_init(container)
-            for container in self.containers:
-                self._start(container, self.restart_policy)
+            self._join_network()
+            self._start_all()
         except BaseException:
             self.__exit__()
             raise
@@ -132,6 +149,8 @@ class Pod:
         try:
             self.stop()
         finally:
+            if self._prober:
+                self._prober.stop()
             self._sandbox.stdin.close()
             self._sandbox.wait(PATIENCE)
 
@@ -157,32 +176,62 @@ class Pod:
         shown = self._run("readlink", *(f"/proc/{self._pid(name)}/ns/{kind}" for kind in kinds)).stdout.split()
         return dict(zip(kinds, shown, strict=True))
 
+    def processes(self):
+        """The numbers of all processes of its containers, in the pod's namespace."""
+        return {int(name) for name in self._run("ls", "/proc").stdout.split() if name.isdigit()} - {1}
+
     def passes(self, name, probe):
+        if probe.grpc:
+            return self._prober.passes(self.address, probe)
         return self.execute(name, *probe.command).returncode == 0
 
+    def ready(self, name):
+        return self.runs[name].ready
+
     def kill(self, name, number=signal.SIGKILL):
-        self._run("crun", *self._crun, "kill", self.runs[name].identity, str(int(number)))
+        """Sends a signal, unless its run has ended meanwhile."""
+        run = self.runs[name]
+        said = []
+
+        def sent():
+            said.append(self._run("crun", *self._crun, "kill", run.identity, str(int(number))))
+            return said[-1].returncode == 0 or run.process.poll() is not None
+
+        self._wait_for(sent, f"signal {number} to reach {run.identity}", lambda: said[-1].stderr)
 
     def wait_event(self, name, what, count=1):
-        wait_until(lambda: self.events.count((name, what)) >= count,
-                   f"{name} to have {what} {count} times, not {self.events}\n{self.log(name)}")
+        self.wait_until(lambda: self.events.count((name, what)) >= count, f"{name} to have {what} {count} times")
+
+    def wait_until(self, condition, what):
+        return self._wait_for(condition, what, lambda: "".join(map(self.log, self.runs)))
+
+    def _wait_for(self, condition, what, why):
+        try:
+            return wait_until(condition, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}, not {self.events}\n{why()}") from None
 
     def log(self, name):
         return (self.folder / f"{name}.log").read_text()
 
     def stop(self):
-        """Ends containers, and then sidecars one by one: SIGTERM, and SIGKILL when the grace is over."""
-        groups = [self.containers, *([one] for one in reversed(self.init_containers))]
-        for names in ([one.name for one in group if one.name in self.runs] for group in groups):
-            with self._lock:  # nothing starts any more
-                self._stopping |= set(names)
-            for name in names:
-                self.kill(name, signal.SIGTERM)
-                if self.runs[name].process.stdin:  # one that is no further than its imports reads that it is over
-                    self.runs[name].process.stdin.close()
-            self._end(names)
-        for keeper in self._keepers:
-            keeper.join(PATIENCE)
+        """Calls all hooks, ends containers, and then sidecars one by one: SIGTERM, and SIGKILL when the grace is over."""
+        with self._stop_lock:
+            if not self._stopped:
+                self._stop(time.monotonic() + self.grace)
+            self._stopped = True
+
+    def restart_all(self):
+        """As the action RestartAllContainers of Kubernetes 1.35 (KEP-5532): kills all at once, without hooks or grace, and
+        starts them as at first. Volumes, network and names are kept."""
+        with self._lock:
+            self._stopping |= set(self.runs)
+        for name in self.runs:
+            self.kill(name)
+        self._join_keepers()
+        self._stopping.clear()
+        self._done.clear()
+        self._start_all()
 
     def _pid(self, name):
         """Of a container's first process, in the sandbox."""
@@ -190,24 +239,60 @@ class Pod:
 
     # --- what a node does ------------------------------------------------------
 
-    def _end(self, names):
-        deadline = time.monotonic() + self.grace
-        for name in names:
-            try:
-                self.runs[name].process.wait(max(0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                self.kill(name)
-                self.runs[name].process.wait(PATIENCE)
+    def _stop(self, deadline):
+        hooks = {name: self._begin_hook(name) for name in self.runs}
+        groups = [self.containers, *([one] for one in reversed(self.init_containers))]
+        for names in ([one.name for one in group if one.name in self.runs] for group in groups):
+            with self._lock:  # nothing starts any more
+                self._stopping |= set(names)
+            for name in names:
+                hooks[name].join(max(0, deadline - time.monotonic()))
+                self._terminate(name)
+            for name in names:
+                self._await_end(name, deadline)
+        self._join_keepers()
+
+    def _begin_hook(self, name):
+        hook = threading.Thread(target=self._call_hook, args=(name,), daemon=True)
+        hook.start()
+        return hook
+
+    def _call_hook(self, name):
+        container = next(one for one in (*self.init_containers, *self.containers) if one.name == name)
+        if container.pre_stop and self.runs[name].process.poll() is None:
+            done = self.execute(name, *container.pre_stop)
+            self.events.append((name, f"preStop {done.returncode}"))
+
+    def _terminate(self, name):
+        self.kill(name, signal.SIGTERM)
+        if self.runs[name].process.stdin:  # one that is no further than its imports reads that it is over
+            self.runs[name].process.stdin.close()
+
+    def _await_end(self, name, deadline):
+        run = self.runs[name]
+        try:
+            run.process.wait(max(SHORTEST_GRACE, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.kill(name)
+            self._wait_for(lambda: run.process.poll() is not None, f"{run.identity} to end",
+                           lambda: self._run("ps", "-ef").stdout)
+
+    def _join_keepers(self):
+        for keeper in self._keepers:
+            keeper.join(PATIENCE)
+        self._keepers.clear()
 
     def _make_sandbox(self):
         """The namespaces of the pod, which end with a process that ends with this one."""
         script = [PREPARE]
+        group = self.fs_group or 0
         for name, volume in self.volumes.items():
+            path = self._host_path(name)
+            if isinstance(volume, Secret):
+                self._write_secret(path, volume)
             if not isinstance(volume, EmptyDir):
                 continue
-            path = self._host_path(name)
             path.mkdir()
-            group = self.fs_group or 0
             os.chown(path, 0, group)
             path.chmod(0o2777)
             if volume.medium == "Memory":
@@ -221,6 +306,28 @@ class Pod:
         self._crun = ("--root", str(self.folder / "state"), "--cgroup-manager=disabled")
         return sandbox
 
+    def _join_network(self):
+        names = [self.hostname, *([f"{self.hostname}.{self.subdomain}"] if self.subdomain else [])]
+        if self.network:
+            self.address, self._hosts_file = self.network.attach(self._sandbox.pid, names), self.network.hosts_file
+        else:
+            self.address, self._hosts_file = "127.0.0.1", self.folder / "hosts"
+            self._hosts_file.write_text(f"127.0.0.1 localhost {' '.join(names)}\n")
+        if any(probe and probe.grpc for one in (*self.init_containers, *self.containers)
+               for probe in (one.startup_probe, one.readiness_probe, one.liveness_probe)):
+            self._prober = GrpcProber(self._sandbox.pid)
+
+    def _write_secret(self, path, secret):
+        """As kubelet does: files of the pod's group, behind a link that it changes when the Secret has changed."""
+        group, kept = self.fs_group or 0, path / "..1"
+        kept.mkdir(parents=True)
+        (path / "..data").symlink_to("..1")
+        for key, value in secret.data.items():
+            (kept / key).write_bytes(value)
+            (kept / key).chmod(secret.default_mode)
+            os.chown(kept / key, 0, group)
+            (path / key).symlink_to(f"..data/{key}")
+
     def _host_path(self, name):
         volume = self.volumes[name]
         return pathlib.Path(volume.path) if isinstance(volume, HostPath) else self.folder / f"volume-{name}"
@@ -229,24 +336,21 @@ class Pod:
         return subprocess.run([*self._inside, *map(str, command)], stdin=subprocess.DEVNULL, capture_output=True,
                               text=True, timeout=PATIENCE)
 
+    def _start_all(self):
+        for container in self.init_containers:
+            self._start_init(container)
+        for container in self.containers:
+            self._start(container, self.restart_policy)
+
     def _start_init(self, container):
         """Sidecars are left running once they have started up, others have ended well."""
         self._start(container, container.restart_policy or "Never")
-        if container.restart_policy != "Always":
-            code = self.runs[container.name].process.wait(PATIENCE)
-            assert code == 0, f"{container.name} ended with {code}:\n{self.log(container.name)}"
-        elif container.startup_probe:
-            self._await(container.name, container.startup_probe)
-
-    def _await(self, name, probe):
-        for _ in range(probe.failure_threshold):
-            began = time.monotonic()
-            done = self.execute(name, *probe.command)
-            if done.returncode == 0:
-                self.events.append((name, "passed"))
-                return
-            time.sleep(max(0, probe.period_seconds - (time.monotonic() - began)))  # as a node does
-        raise AssertionError(f"{name} did not start up: {done.stderr or done.stdout}\n{self.log(name)}")
+        name = container.name
+        if container.restart_policy == "Always":
+            self.wait_until(lambda: self.runs[name].started, f"{name} to start up")
+        else:
+            code = self.runs[name].process.wait(PATIENCE)
+            assert code == 0, f"{name} ended with {code}:\n{self.log(name)}"
 
     def _start(self, container, policy):
         self._spawn(container)
@@ -257,12 +361,31 @@ class Pod:
     def _keep(self, container, policy):
         """Starts it again as long as the policy says so."""
         while True:
-            code = self.runs[container.name].process.wait()
+            run = self.runs[container.name]
+            code = run.process.wait()
+            run.watch.end()
             self.events.append((container.name, f"ended {code}"))
             with self._lock:
-                if container.name in self._stopping or policy == "Never" or (policy == "OnFailure" and code == 0):
+                if container.name in self._stopping:
+                    return
+                if policy == "Never" or (policy == "OnFailure" and code == 0):
+                    self._finished(container)
                     return
                 self._spawn(container)
+
+    def _finished(self, container):
+        """Nothing else runs on when the last container has ended for good."""
+        self._done.add(container.name)
+        if self.containers and self._done >= {one.name for one in self.containers}:
+            threading.Thread(target=self.stop, daemon=True).start()
+
+    def _hear(self, container, what):
+        """From its probes."""
+        self.events.append((container.name, what))
+        if what in ("startup failed", "unhealthy"):
+            self._call_hook(container.name)
+            self._terminate(container.name)
+            self._await_end(container.name, time.monotonic() + self.grace)
 
     def _spawn(self, container):
         identity = f"{container.name}-{sum(name == container.name for name, _ in self.events)}"
@@ -275,9 +398,11 @@ class Pod:
         with open(path, "a") as log:
             process = subprocess.Popen(command, text=True, stderr=log,
                                        **{"stdin": subprocess.DEVNULL, "stdout": log, **pipes})
-        self.runs[container.name] = Run(process, identity, path)
+        run = self.runs[container.name] = Run(process, identity, path)
         wait_until(lambda: (bundle / "pid").exists() or process.poll() is not None, f"{identity} to start")
         self.events.append((container.name, "started"))
+        run.watch = Watch(container, lambda probe: self.passes(container.name, probe), lambda what: self._hear(container, what),
+                          self.time_scale)
 
     # --- what a container is, for crun -----------------------------------------
 
@@ -307,6 +432,7 @@ class Pod:
         }
 
     def _binds(self, container):
+        yield {"destination": "/etc/hosts", "source": str(self._hosts_file), "type": "bind", "options": ["rbind", "ro"]}
         for path in container.image.binds:
             yield {"destination": path, "source": path, "type": "bind", "options": ["rbind", "ro"]}
         for mount in container.volume_mounts:

@@ -20,11 +20,11 @@ def status_in(response):
     return STATUSES[value]
 
 
-def check(address, service=""):
+def check(address, service="", timeout=20):
     """The status, or the code of the error: "NOT_FOUND", and "UNAVAILABLE" where nobody listens."""
     try:
         with grpc.insecure_channel(address) as channel:
-            return status_in(channel.unary_unary("/grpc.health.v1.Health/Check")(request(service), timeout=20))
+            return status_in(channel.unary_unary("/grpc.health.v1.Health/Check")(request(service), timeout=timeout))
     except grpc.RpcError as error:
         return error.code().name
 

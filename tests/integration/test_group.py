@@ -315,7 +315,7 @@ def test_launch_says_which_daemon_did_not_stop_and_fails(tmp_path):
     group.process.send_signal(signal.SIGTERM)
 
     def told():
-        with contextlib.suppress(FileNotFoundError), open(f"/proc/{victim}/status") as status:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{victim}/status") as status:
             pending = next(line for line in status if line.startswith("ShdPnd:")).split()[1]
             return int(pending, 16) >> (signal.SIGTERM - 1) & 1
         return True  # launch was out of patience first, and did what comes next

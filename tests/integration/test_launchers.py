@@ -1,14 +1,17 @@
 """Other launchers: systemd's units, and Slurm's prolog and epilog, played with what they give their programs."""
 
+import fcntl
 import os
 import pathlib
+import queue
 import shutil
 import socket
 import subprocess
+import threading
 
 import ckptd
 import pytest
-from group import BINARIES, PATIENCE, ROOT, clean_environment
+from group import BINARIES, PATIENCE, ROOT, clean_environment, key_for, save
 
 SYSTEMD = ROOT / "deploy" / "systemd"
 SLURM = ROOT / "deploy" / "slurm"
@@ -22,12 +25,15 @@ def exposure(unit):
 
 
 @needs_systemd
-@pytest.mark.parametrize("gpu", [False, True], ids=["host", "gpu"])
-def test_the_unit_is_one_that_systemd_reads_and_exposes_little(tmp_path, gpu):
-    text = (SYSTEMD / "ckptd@.service").read_text()
-    if gpu:
-        text += (SYSTEMD / "gpu.conf").read_text()
-    unit = tmp_path / "ckptd@.service"
+@pytest.mark.parametrize("name, drop_in", [
+    ("ckptd@.service", None), ("ckptd@.service", "gpu.conf"), ("ckptd@.service", "fdstore.conf"),
+    ("ckptd-keeper@.service", None),
+])
+def test_the_units_are_those_that_systemd_reads_and_expose_little(tmp_path, name, drop_in):
+    text = (SYSTEMD / name).read_text()
+    if drop_in:
+        text += (SYSTEMD / drop_in).read_text()
+    unit = tmp_path / name
     unit.write_text(text.replace("/usr/bin/ckptd", str(BINARIES / "ckptd")))
     checked = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], text=True, capture_output=True)
     assert (checked.returncode, checked.stderr) == (0, "")
@@ -48,6 +54,66 @@ def test_the_service_manager_hears_when_the_daemons_are_ready_and_when_they_end(
             assert launch.wait(PATIENCE) == 0
         finally:
             launch.kill()
+
+
+class Systemd:
+    """The part of systemd that keeps a unit's descriptors (FileDescriptorStoreMax=), and starts the unit again with them."""
+
+    def __init__(self, folder):
+        self.path, self.stored, self.heard = str(folder / "notify"), {}, queue.Queue()
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(self.path)
+        self.thread = threading.Thread(target=self.serve, daemon=True)
+        self.thread.start()
+
+    def serve(self):
+        while True:
+            text, fds, _, _ = socket.recv_fds(self.socket, 4096, 8)
+            said = dict(line.split("=", 1) for line in text.decode().splitlines())
+            if "FDSTORE" in said:
+                self.stored[said["FDNAME"]] = fds.pop()
+            elif "FDSTOREREMOVE" in said and said["FDNAME"] in self.stored:
+                os.close(self.stored.pop(said["FDNAME"]))
+            for fd in fds:  # a barrier's
+                os.close(fd)
+            if "READY" in said:
+                self.heard.put(text)
+
+    def start(self, folder):
+        names = list(self.stored)
+        # Far away from where they are to be.
+        fds = [fcntl.fcntl(self.stored[name], fcntl.F_DUPFD, 500) for name in names]
+        moves = " ".join(f"{3 + i}<&{fd} {fd}<&-" for i, fd in enumerate(fds))
+        script = f'exec {moves}; export LISTEN_PID=$$; exec "$0" run --keeper systemd --rendezvous 127.0.0.1:0'
+        environment = {**clean_environment(), **key_for(()), "CKPTD_RUN_DIR": str(folder), "CKPTD_SEGMENT_BYTES": "2MiB",
+                       "NOTIFY_SOCKET": self.path, "LISTEN_FDS": str(len(names)), "LISTEN_FDNAMES": ":".join(names)}
+        unit = subprocess.Popen(["bash", "-c", script, BINARIES / "ckptd"], env=environment, pass_fds=fds)
+        for fd in fds:
+            os.close(fd)
+        assert self.heard.get(timeout=PATIENCE) == b"READY=1"
+        return unit
+
+
+def test_a_unit_that_is_started_again_has_its_checkpoints_and_leases_from_systemds_store(tmp_path):
+    systemd, torch = Systemd(tmp_path), pytest.importorskip("torch")
+    path = save(tmp_path / "m.safetensors", {"w": torch.arange(1000)})
+    address = f"unix:{tmp_path}/default/rank-0.sock"
+    unit = systemd.start(tmp_path)
+    try:
+        with ckptd.connect(address) as client:
+            name = client.load(path, layout="fsdp:1").name
+            shard = client.acquire(name)
+        os.unlink(path)
+        unit.kill()
+        unit.wait(PATIENCE)
+        unit = systemd.start(tmp_path)
+        with ckptd.connect(address) as client, client.acquire(name) as again:
+            assert bytes(again.tensors["w"].buffer) == torch.arange(1000).numpy().tobytes()
+            assert client.list()[0].lease_count == 2
+        shard.close()
+    finally:
+        unit.terminate()
+        assert unit.wait(PATIENCE) == 0
 
 
 class Slurm:

@@ -1,5 +1,6 @@
 """A daemon and a trainer as two containers of a pod, which share a network, a folder of sockets and nothing else."""
 
+import dataclasses
 import json
 import os
 
@@ -89,6 +90,25 @@ def test_a_trainer_keeps_its_memory_when_the_daemon_is_killed_and_attaches_to_th
     assert ask(pod, "attach") == {"resident": False, "bytes": before}
 
 
+ALIVE = Probe(("/usr/bin/test", "-e", "/run/pod/alive"), period_seconds=0.05, failure_threshold=2)
+LIVES = "trap 'exit 0' TERM; touch /run/pod/alive; while :; do sleep 60 & wait $!; done"
+
+
+def test_a_container_whose_liveness_probe_fails_is_told_and_started_again(tmp_path_factory):
+    image = images.of_system(tmp_path_factory.mktemp("system"))
+    container = Container("main", image, command=("/bin/sh", "-c", LIVES), volume_mounts=(VolumeMount("run", "/run/pod"),),
+                          startup_probe=dataclasses.replace(ALIVE, failure_threshold=100), readiness_probe=ALIVE,
+                          liveness_probe=ALIVE, pre_stop=("/usr/bin/touch", "/run/pod/told"))
+    with Pod(tmp_path_factory.mktemp("p"), containers=[container], volumes={"run": EmptyDir("Memory")}) as pod:
+        pod.wait_event("main", "ready")
+        assert pod.execute("main", "rm", "/run/pod/alive").returncode == 0
+        pod.wait_event("main", "ready", 2)
+        assert pod.execute("main", "ls", "/run/pod/told").returncode == 0
+    said = [what for _, what in pod.events if what != "unready"]  # which comes before or after it
+    once = ["started", "passed", "ready"]
+    assert said == [*once, "unhealthy", "preStop 0", "ended 0", *once, "preStop 0", "ended 0"]
+
+
 UNTIL_TOLD = "trap 'exit 0' TERM; touch /run/pod/$0; while :; do sleep 60 & wait $!; done"
 ONCE_BADLY = "[ -e /run/pod/failed ] || { touch /run/pod/failed; exit 3; }; " + UNTIL_TOLD
 
@@ -100,7 +120,7 @@ def test_containers_start_and_end_in_the_order_that_a_node_keeps(tmp_path_factor
         return Container(name, image, command=("/bin/sh", "-c", script, name), volume_mounts=mounts, run_as_user=1000, **named)
 
     def sidecar(name):
-        return container(name, UNTIL_TOLD, restart_policy="Always", startup_probe=Probe(("/usr/bin/test", "-e", f"/run/pod/{name}"), 0.1))
+        return container(name, "sleep 0.3; " + UNTIL_TOLD, restart_policy="Always", startup_probe=Probe(("/usr/bin/test", "-e", f"/run/pod/{name}"), 0.1))
 
     first = container("first", "exit 0")
     with Pod(tmp_path_factory.mktemp("p"), init_containers=[first, sidecar("one"), sidecar("two")], fs_group=2000,

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "server/memory/host/host_memory.h"
@@ -12,13 +13,15 @@ namespace ckptd {
 
 inline constexpr uint64_t kSmallSegment = uint64_t{2} << 20;  // bytes
 
-// A backend whose budget is that many segments, whatever the machine has left.
-inline std::unique_ptr<HostMemory> MakeSmallMemory(uint64_t segments) {
+// A backend whose budget is that many segments, whatever the machine has left. Not empty `folder`:
+// they are files there.
+inline std::unique_ptr<HostMemory> MakeSmallMemory(uint64_t segments, const std::string& folder = "") {
   HostMemoryOptions options;
   options.budget_bytes = segments * kSmallSegment;
   options.segment_bytes = kSmallSegment;
   options.huge_pages = false;
   options.populate_threads = 1;
+  options.folder = folder;
   options.available_memory = []() -> absl::StatusOr<uint64_t> { return uint64_t{1} << 40; };
   return HostMemory::Create(std::move(options)).value();
 }

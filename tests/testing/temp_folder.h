@@ -12,11 +12,12 @@
 
 namespace ckptd {
 
-// In TMPDIR. Removed with all it holds on destruction, but by no child of the process that made it.
+// In TMPDIR, or in another folder. Removed with all it holds on destruction, but by no child of the process that made it.
 class TempFolder {
  public:
-  TempFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "ckptd-XXXXXX").string();
+  TempFolder() : TempFolder(std::filesystem::temp_directory_path()) {}
+  explicit TempFolder(const std::filesystem::path& parent) {
+    std::string pattern = (parent / "ckptd-XXXXXX").string();
     path_ = mkdtemp(pattern.data());
   }
   ~TempFolder() {

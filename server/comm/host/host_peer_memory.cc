@@ -81,8 +81,9 @@ absl::Status CheckDescription(const PeerSlab& slab) {
 absl::StatusOr<Mapping> MapSegment(const UniqueFd& fd) {
   // If the owner could shrink the file, our writes could raise SIGBUS.
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return BadDescription("a segment is not a memfd with a sealed size");
+  const bool sealed = seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
+  if (!sealed && !IsNamedFileInMemory(fd.get())) {
+    return BadDescription("a segment is not a memfd with a sealed size, and no file of a slab folder");
   }
   struct stat info = {};
   if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, "asking for a segment's size");

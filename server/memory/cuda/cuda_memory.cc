@@ -1,9 +1,6 @@
 #include "server/memory/cuda/cuda_memory.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include <fmt/format.h>
@@ -123,9 +120,7 @@ absl::Status NoRoomUnderWork(const std::string& uuid, uint64_t bytes, uint64_t f
 }
 
 absl::StatusOr<UniqueFd> Duplicate(const UniqueFd& fd) {
-  UniqueFd copy(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
-  if (copy.valid()) return copy;
-  return ErrnoStatus(errno, "duplicating a descriptor of device memory");
+  return DuplicateFd(fd.get(), "duplicating a descriptor of device memory");
 }
 
 }  // namespace
@@ -252,6 +247,57 @@ absl::StatusOr<SlabHandle> CudaMemory::Export(Slab& slab, AttachMode mode) {
 
 // The client's descriptor keeps the memory. Ours is closed with the slab.
 void CudaMemory::TransferOwnership(std::unique_ptr<Slab> slab) { slab.reset(); }
+
+absl::StatusOr<KeptSlab> CudaMemory::Keep(Slab& slab) {
+  CKPTD_ASSIGN_OR_RETURN(CudaSlab* const ours, OurSlab(slab));
+  if (ours->share().fd == nullptr) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
+                     "keeping a slab: CUDA_IPC memory ends with its daemon; load the checkpoint as "
+                     "VMM_FD to keep it");
+  }
+  KeptSlab kept{.kind = ours->kind(), .device = source_->info().uuid, .bytes = slab.bytes(),
+                .sealed = ours->sealed};
+  CKPTD_ASSIGN_OR_RETURN(kept.fds.emplace_back(), Duplicate(*ours->share().fd));
+  kept.segment_bytes.push_back(ours->segments()[0].bytes);
+  return kept;
+}
+
+absl::StatusOr<std::unique_ptr<Slab>> CudaMemory::Adopt(KeptSlab kept) {
+  if (kept.kind != HandleKind::kVmmFd || kept.fds.size() != 1 || kept.segment_bytes.size() != 1 ||
+      kept.segment_bytes[0] < kept.bytes) {
+    return MakeError(absl::StatusCode::kDataLoss, reason::kDigestMismatch,
+                     "taking kept memory over: it is no slab of a GPU's memory");
+  }
+  if (kept.device != source_->info().uuid) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoDevice,
+                     fmt::format("taking kept memory over: it is on {}, this daemon has {}; give it "
+                                 "that GPU again (--device)",
+                                 kept.device, source_->info().uuid));
+  }
+  CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<CudaEngine> engine, source_->Get());
+  const CudaGpu& gpu = engine->home();
+  CKPTD_ASSIGN_OR_RETURN(CudaAllocation allocation,
+                         CudaAllocation::Import(gpu.device, kept.fds[0].get(),
+                                                kept.segment_bytes[0], true));
+  uint64_t id = 0;
+  {
+    MutexLock lock(ledger_->mutex);
+    const uint64_t left = budget_ - std::min(ledger_->used, budget_);
+    if (kept.segment_bytes[0] > left) {
+      return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
+                       fmt::format("taking {} kept bytes on {} over: {} bytes of the budget of {} "
+                                   "are left; raise --memory-budget",
+                                   kept.segment_bytes[0], kept.device, left, budget_));
+    }
+    id = ledger_->next_id++;
+  }
+  CudaShare share;
+  share.fd = std::make_shared<const UniqueFd>(std::move(kept.fds[0]));
+  auto memory = std::make_shared<CudaSlabBytes>(std::move(engine), gpu, std::move(allocation));
+  auto slab = std::make_unique<CudaSlab>(ledger_, id, kept.bytes, std::move(memory), std::move(share));
+  slab->sealed = kept.sealed;
+  return slab;
+}
 
 std::vector<uint64_t> CudaMemory::OwnedSegments() const {
   MutexLock lock(ledger_->mutex);

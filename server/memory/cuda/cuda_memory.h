@@ -52,6 +52,8 @@ class CudaMemory final : public MemoryBackend {
   absl::Status Seal(Slab& slab) override;
   absl::StatusOr<SlabHandle> Export(Slab& slab, AttachMode mode) override;
   void TransferOwnership(std::unique_ptr<Slab> slab) override;
+  absl::StatusOr<KeptSlab> Keep(Slab& slab) override;
+  absl::StatusOr<std::unique_ptr<Slab>> Adopt(KeptSlab kept) override;
   void OnWriterRestart() override {}
   // The result must not outlive this object.
   absl::StatusOr<std::unique_ptr<TransitMemory>> MakeTransit() override;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "common/base/reasons.h"
@@ -35,7 +36,7 @@ HostMemoryOptions WithDefaults(HostMemoryOptions options) {
 Arena::Arena(HostMemoryOptions options)
     : options_(WithDefaults(std::move(options))),
       claims_(options_.claims_path, options_.available_memory),
-      ownership_check_works_(options_.ownership_check && OwnershipCheckWorks()),
+      ownership_check_works_(options_.ownership_check && OwnershipCheckWorks(options_.folder)),
       last_use_(std::chrono::steady_clock::now()) {
   MutexLock lock(mutex_);
   SetTarget(options_.arena_target_bytes, options_.arena_why);
@@ -256,6 +257,44 @@ absl::StatusOr<std::vector<ArenaPiece>> Arena::Take(uint64_t bytes, bool unseale
     piece.filling = true;
   }
   return std::move(draft.pieces);
+}
+
+absl::StatusOr<std::vector<ArenaPiece>> Arena::Adopt(KeptSlab kept) {
+  const uint64_t sum = std::accumulate(kept.segment_bytes.begin(), kept.segment_bytes.end(), uint64_t{0});
+  if (kept.kind != HandleKind::kMemfd || kept.fds.size() != kept.segment_bytes.size() ||
+      sum != kept.bytes) {
+    return MakeError(absl::StatusCode::kDataLoss, reason::kDigestMismatch,
+                     fmt::format("taking kept memory over: {} descriptors came for {} segments of {} "
+                                 "bytes, which is no slab of {} bytes of host memory",
+                                 kept.fds.size(), kept.segment_bytes.size(), sum, kept.bytes));
+  }
+  Pieces pieces;
+  uint64_t held = 0;
+  for (size_t i = 0; i < kept.fds.size(); ++i) {
+    uint64_t id = 0;
+    {
+      MutexLock lock(mutex_);
+      id = next_id_++;
+    }
+    ArenaPiece piece;
+    piece.bytes = kept.segment_bytes[i];
+    CKPTD_ASSIGN_OR_RETURN(piece.segment, HostSegment::Adopt(id, piece.bytes, std::move(kept.fds[i]),
+                                                             options_.folder));
+    piece.dirty_bytes = piece.bytes;
+    piece.writer_generation = ArenaPiece::kNoWriter;
+    piece.lent = piece.segment->sealed();  // clients of that process may map it yet
+    held += piece.segment->bytes();
+    pieces.push_back(std::move(piece));
+  }
+  MutexLock lock(mutex_);
+  const uint64_t committed = std::min(options_.budget_bytes, used_ + pending_ + filling_);
+  if (held > options_.budget_bytes - committed) {
+    return NoMemory(kept.bytes, options_.budget_bytes - committed,
+                    "its budget is smaller than what was kept; raise the budget");
+  }
+  for (const ArenaPiece& piece : pieces) owned_[piece.segment->id()] = piece.segment.get();
+  used_ += held;
+  return pieces;
 }
 
 Arena::Disposition Arena::DispositionOf(const ArenaPiece& piece) const {

@@ -83,6 +83,8 @@ struct HostMemoryOptions {
   std::function<absl::StatusOr<uint64_t>()> available_memory = nullptr;
   // The file in which this host's daemons claim memory, see MemoryClaims. Empty: they do not.
   std::string claims_path = {};
+  // A memory-backed folder, in which segments are files. Empty: they are memfds.
+  std::string folder = {};
   // Gets one sentence about each background failure, and about memory that an AutoArena gave
   // back. The fill thread calls it without a lock.
   std::function<void(std::string)> note = nullptr;
@@ -95,6 +97,7 @@ struct ArenaPiece {
   uint64_t dirty_bytes = 0;  // the rest of the segment holds zeros
   // see OnWriterRestart: only this writer may have mapped it before a seal
   uint64_t writer_generation = 0;
+  static constexpr uint64_t kNoWriter = UINT64_MAX;  // nobody can write it any more, if it is sealed
   bool filling = false;        // in a slab whose load has not completed
   bool lent = false;           // descriptors went out since the last check
   bool lent_writable = false;  // read-write ones, too: content and seals are the client's
@@ -121,6 +124,9 @@ class Arena {
   // claimed memory, up to half a minute each. Errors: ResourceExhausted NO_MEMORY,
   // DeadlineExceeded DEADLINE (see MemoryClaims). After an error nothing is changed.
   absl::StatusOr<std::vector<ArenaPiece>> Take(uint64_t bytes, bool unsealed_only);
+  // Segments of a slab that an earlier process filled. Errors: those of HostSegment::Adopt, and
+  // NO_MEMORY, DIGEST_MISMATCH if descriptors are missing.
+  absl::StatusOr<std::vector<ArenaPiece>> Adopt(KeptSlab kept);
   // Gives segments back: to the pool, to the lingering ones, or to the system.
   void Return(std::vector<ArenaPiece> pieces);
   // Gives segments up for good. Clients may hold them.

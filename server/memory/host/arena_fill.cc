@@ -167,7 +167,8 @@ absl::StatusOr<std::unique_ptr<HostSegment>> Arena::MakeSegment(
   return HostSegment::Create(
       id, bytes,
       {.huge_pages = options_.huge_pages, .threads = threads, .numa_node = options_.numa_node,
-       .on_start = std::move(on_start)});
+       .on_start = std::move(on_start)},
+      options_.folder);
 }
 
 // Loads wait for this segment, so it waits for nobody.

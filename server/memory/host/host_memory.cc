@@ -150,6 +150,24 @@ void HostMemory::TransferOwnership(std::unique_ptr<Slab> slab) {
   if (ours.ok()) arena_->Forget(std::exchange((*ours)->pieces(), {}));
 }
 
+absl::StatusOr<KeptSlab> HostMemory::Keep(Slab& slab) {
+  CKPTD_ASSIGN_OR_RETURN(HostSlab* const ours, OurSlab(slab));
+  KeptSlab kept{.bytes = slab.bytes(), .sealed = true};
+  for (const ArenaPiece& piece : ours->pieces()) {
+    CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, piece.segment->DuplicateOriginal());
+    kept.fds.push_back(std::move(fd));
+    kept.segment_bytes.push_back(piece.bytes);
+    kept.sealed = kept.sealed && piece.segment->sealed();
+  }
+  return kept;
+}
+
+absl::StatusOr<std::unique_ptr<Slab>> HostMemory::Adopt(KeptSlab kept) {
+  const uint64_t bytes = kept.bytes;
+  CKPTD_ASSIGN_OR_RETURN(std::vector<ArenaPiece> pieces, arena_->Adopt(std::move(kept)));
+  return std::make_unique<HostSlab>(arena_, bytes, std::move(pieces));
+}
+
 void HostMemory::OnWriterRestart() { arena_->OnWriterRestart(); }
 
 std::vector<uint64_t> HostMemory::OwnedSegments() const { return arena_->Ids(); }
@@ -158,7 +176,8 @@ MemoryUsage HostMemory::Usage() const { return arena_->Usage(); }
 
 std::string HostMemory::tier() const {
   const std::optional<unsigned> node = arena_->options().numa_node;
-  return fmt::format("host (memfd segments of {} MiB, budget {:.1f} GB{}{}{})",
+  return fmt::format("host ({} segments of {} MiB, budget {:.1f} GB{}{}{})",
+                     arena_->options().folder.empty() ? "memfd" : "file",
                      arena_->options().segment_bytes >> 20,
                      static_cast<double>(arena_->options().budget_bytes) / 1e9,
                      arena_->options().huge_pages ? ", huge pages where possible" : "",

@@ -44,6 +44,8 @@ class HostMemory final : public MemoryBackend, public ReadyMemory {
   void Expect(uint64_t bytes, const std::string& why) override { arena_->Expect(bytes, why); }
   uint64_t Trim() override { return arena_->Trim(); }
   std::string Why() const override { return arena_->Why(); }
+  absl::StatusOr<KeptSlab> Keep(Slab& slab) override;
+  absl::StatusOr<std::unique_ptr<Slab>> Adopt(KeptSlab kept) override;
   void OnWriterRestart() override;
   std::vector<uint64_t> OwnedSegments() const override;
   MemoryUsage Usage() const override;

@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <string>
@@ -13,9 +15,6 @@
 #include "common/base/status.h"
 #include "fmt/format.h"
 
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U
-#endif
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
@@ -25,6 +24,7 @@ namespace {
 
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 constexpr int kContentSeals = F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+constexpr mode_t kWriteBits = S_IWUSR | S_IWGRP | S_IWOTH;
 
 absl::Status SegmentError(int error, const std::string& doing) {
   const absl::Status status = ErrnoStatus(error, doing);
@@ -38,10 +38,7 @@ absl::Status SegmentError(int error, const std::string& doing) {
 }
 
 absl::StatusOr<UniqueFd> MakeMemfd(uint64_t bytes) {
-  constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
-  UniqueFd fd(::memfd_create("ckptd", kFlags | MFD_NOEXEC_SEAL));
-  // Kernels before 6.3 do not know MFD_NOEXEC_SEAL.
-  if (!fd.valid() && errno == EINVAL) fd = UniqueFd(::memfd_create("ckptd", kFlags));
+  UniqueFd fd = NewMemfd("ckptd");
   if (!fd.valid()) return SegmentError(errno, "memfd_create");
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     return SegmentError(errno, fmt::format("sizing a memfd to {} bytes", bytes));
@@ -50,6 +47,30 @@ absl::StatusOr<UniqueFd> MakeMemfd(uint64_t bytes) {
     return SegmentError(errno, "sealing the size of a memfd");
   }
   return fd;
+}
+
+// It goes with this process; if that is killed, with the next one (SlabFolder::Open).
+std::string NewPath(const std::string& folder) {
+  static std::atomic<uint64_t> next = 0;
+  return fmt::format("{}/segment-{}-{}", folder, ::getpid(), next++);
+}
+
+// A file with all its memory. `path` is set once it has that name.
+absl::StatusOr<UniqueFd> MakeFile(const std::string& folder, uint64_t bytes, std::string& path) {
+  const std::string name = NewPath(folder);
+  UniqueFd fd(::open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!fd.valid()) return SegmentError(errno, "making " + name);
+  path = name;
+  // Touching pages that the folder has no room for would raise SIGBUS.
+  if (::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) == 0) return fd;
+  const int error = errno;
+  ::unlink(name.c_str());
+  if (error != ENOSPC) return SegmentError(error, fmt::format("sizing {} to {} bytes", name, bytes));
+  return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
+                   fmt::format("making host memory: the slab folder {} has no room for {} bytes; "
+                               "unload checkpoints, or make it larger (sizeLimit of the emptyDir, "
+                               "size= of the tmpfs)",
+                               folder, bytes));
 }
 
 // Opens a new open file description of the same memory.
@@ -77,26 +98,81 @@ bool IsOnlyUser(int fd) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HostSegment>> HostSegment::Create(uint64_t id, uint64_t bytes,
-                                                                 const PopulateOptions& options) {
+                                                                 const PopulateOptions& options,
+                                                                 const std::string& folder) {
   if (bytes == 0 || bytes % kHugePageBytes != 0) {
     return absl::InternalError(fmt::format("a memory segment of {} bytes", bytes));
   }
-  CKPTD_ASSIGN_OR_RETURN(UniqueFd original, MakeMemfd(bytes));
-  CKPTD_ASSIGN_OR_RETURN(UniqueFd check, Reopen(original.get(), O_RDWR));
-  const MapSlabOptions map = {.mode = MapMode::kSharedWritable, .populate = false};
-  const int fds[] = {original.get()};
+  std::unique_ptr<HostSegment> segment(new HostSegment(id));
+  CKPTD_ASSIGN_OR_RETURN(segment->original_, folder.empty() ? MakeMemfd(bytes)
+                                                            : MakeFile(folder, bytes, segment->path_));
+  CKPTD_RETURN_IF_ERROR(segment->OpenCheck());
+  CKPTD_RETURN_IF_ERROR(segment->Map(bytes, MapMode::kSharedWritable));
+  CKPTD_ASSIGN_OR_RETURN(segment->huge_bytes_, Populate(segment->original_.get(),
+                                                        segment->mapping_.span(), options));
+  return segment;
+}
+
+HostSegment::~HostSegment() {
+  if (!path_.empty()) ::unlink(path_.c_str());
+}
+
+absl::Status HostSegment::OpenCheck() {
+  if (path_.empty()) {
+    CKPTD_ASSIGN_OR_RETURN(check_, Reopen(original_.get(), O_RDWR));
+  } else {
+    CKPTD_ASSIGN_OR_RETURN(check_, DuplicateOriginal());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostSegment::Map(uint64_t bytes, MapMode mode) {
+  const int fds[] = {original_.get()};
   const uint64_t sizes[] = {bytes};
-  CKPTD_ASSIGN_OR_RETURN(Mapping mapping, MapSlab(fds, sizes, map));
-  CKPTD_ASSIGN_OR_RETURN(const uint64_t huge,
-                         Populate(original.get(), mapping.span(), options));
-  std::unique_ptr<HostSegment> segment(
-      new HostSegment(id, std::move(original), std::move(check), std::move(mapping)));
-  segment->huge_bytes_ = huge;
+  CKPTD_ASSIGN_OR_RETURN(mapping_, MapSlab(fds, sizes, {.mode = mode, .populate = false}));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<HostSegment>> HostSegment::Adopt(uint64_t id, uint64_t bytes,
+                                                                UniqueFd original,
+                                                                const std::string& folder) {
+  const int seals = ::fcntl(original.get(), F_GET_SEALS);
+  struct stat info = {};
+  if (seals < 0 || ::fstat(original.get(), &info) != 0) {
+    return SegmentError(errno, "looking at a kept memory descriptor");
+  }
+  const auto size = static_cast<uint64_t>(info.st_size);
+  const bool file = !folder.empty() && IsNamedFileInMemory(original.get());
+  if ((!file && (seals & kSizeSeals) != kSizeSeals) || size < bytes || size % kHugePageBytes != 0) {
+    return MakeError(absl::StatusCode::kDataLoss, reason::kDigestMismatch,
+                     fmt::format("taking kept memory over: a descriptor of {} bytes is no memory of "
+                                 "ckptd's of {} bytes or more",
+                                 size, bytes));
+  }
+  std::unique_ptr<HostSegment> segment(new HostSegment(id));
+  segment->original_ = std::move(original);
+  segment->sealed_ = file ? (info.st_mode & kWriteBits) == 0 : (seals & kContentSeals) == kContentSeals;
+  if (file) {
+    const std::string named = fmt::format("/proc/self/fd/{}", segment->original_.get());
+    const std::string path = NewPath(folder);
+    if (::linkat(AT_FDCWD, named.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) != 0) {
+      return SegmentError(errno, "naming kept memory " + path);
+    }
+    segment->path_ = path;
+  }
+  CKPTD_RETURN_IF_ERROR(segment->OpenCheck());
+  CKPTD_RETURN_IF_ERROR(segment->Map(size, segment->sealed_ ? MapMode::kSharedReadOnly
+                                                            : MapMode::kSharedWritable));
   return segment;
 }
 
 absl::Status HostSegment::Seal() {
   if (sealed_) return absl::OkStatus();
+  if (!path_.empty()) {
+    if (::fchmod(original_.get(), 0400) != 0) return SegmentError(errno, "sealing " + path_);
+    sealed_ = true;
+    return absl::OkStatus();
+  }
   if (::fcntl(original_.get(), F_ADD_SEALS, kContentSeals) != 0) {
     return SegmentError(errno, "sealing a memory segment (kernel 5.1 or newer is needed)");
   }
@@ -115,28 +191,23 @@ absl::StatusOr<UniqueFd> HostSegment::OpenReadWrite() const {
 }
 
 absl::StatusOr<UniqueFd> HostSegment::DuplicateOriginal() const {
-  UniqueFd fd(::fcntl(original_.get(), F_DUPFD_CLOEXEC, 0));
-  if (!fd.valid()) return SegmentError(errno, "duplicating a memory descriptor");
-  return fd;
+  return DuplicateFd(original_.get(), "duplicating a memory descriptor");
 }
 
 bool HostSegment::HeldByOthers() const { return !IsOnlyUser(check_.get()); }
 
-bool OwnershipCheckWorks() {
-  absl::StatusOr<UniqueFd> original = MakeMemfd(kHugePageBytes);
-  if (!original.ok()) return false;
-  absl::StatusOr<UniqueFd> check = Reopen(original->get(), O_RDWR);
-  if (!check.ok()) return false;
-  if (!IsOnlyUser(check->get())) return false;
-  absl::StatusOr<UniqueFd> client = Reopen(original->get(), O_RDONLY);
-  if (!client.ok() || IsOnlyUser(check->get())) return false;
+bool OwnershipCheckWorks(const std::string& folder) {
+  const auto segment = HostSegment::Create(0, kHugePageBytes, {.huge_pages = false}, folder);
+  if (!segment.ok() || (*segment)->HeldByOthers() || !(*segment)->Seal().ok()) return false;
+  absl::StatusOr<UniqueFd> client = (*segment)->OpenReadOnly();
+  if (!client.ok() || !(*segment)->HeldByOthers()) return false;
   void* address = ::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, client->get(), 0);
   if (address == MAP_FAILED) return false;
   Mapping mapping(address, 4096);
   client->Reset();
-  if (IsOnlyUser(check->get())) return false;  // a mapping alone must count as a user
+  if (!(*segment)->HeldByOthers()) return false;  // a mapping alone must count as a user
   mapping.Reset();
-  return IsOnlyUser(check->get());
+  return !(*segment)->HeldByOthers();
 }
 
 }  // namespace ckptd

@@ -6,6 +6,11 @@
 // re-opened descriptors and mappings made from them, but not the original and its duplicates. So
 // the check sees clients and only clients.
 //
+// A segment may be a file in a memory-backed folder instead, which other names of the same file
+// outlive (server/keeper/slab_folder.h). There the original is an ordinary descriptor: its one open
+// file description serves for the mapping and the check. The kernel seals no such file. Only this
+// process's user (and root) could shorten it or write to it against its mode.
+//
 // The size is sealed at creation: no process can shrink the file under a mapping, so nobody gets
 // SIGBUS, not even from the owner of an EXCLUSIVE shard. Seal seals the contents against all
 // later writers, but not against mappings made before.
@@ -15,11 +20,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/posix.h"
+#include "common/base/slab_mapping.h"
 #include "server/memory/host/populate.h"
 
 namespace ckptd {
@@ -30,8 +37,20 @@ class HostSegment {
   // Memory of `bytes` zeros, a multiple of kHugePageBytes. All of it is present, so writing it
   // cannot fail later. ResourceExhausted NO_MEMORY if the system does not have it; nothing is
   // kept then.
+  // Not empty `folder`: a file there, whose name goes when this is destroyed.
   static absl::StatusOr<std::unique_ptr<HostSegment>> Create(uint64_t id, uint64_t bytes,
-                                                             const PopulateOptions& options);
+                                                             const PopulateOptions& options,
+                                                             const std::string& folder = "");
+
+  // Memory that an earlier process made and of which `original` is a duplicate, at least `bytes`.
+  // Sealed memory can be mapped for reading only, so it must never be filled again. A file of
+  // `folder` gets a name of its own there. Errors: DataLoss DIGEST_MISMATCH if it is not such memory.
+  static absl::StatusOr<std::unique_ptr<HostSegment>> Adopt(uint64_t id, uint64_t bytes,
+                                                            UniqueFd original,
+                                                            const std::string& folder = "");
+  ~HostSegment();
+  HostSegment(const HostSegment&) = delete;
+  HostSegment& operator=(const HostSegment&) = delete;
 
   uint64_t id() const { return id_; }
   uint64_t bytes() const { return mapping_.bytes(); }
@@ -57,11 +76,9 @@ class HostSegment {
   bool HeldByOthers() const;
 
  private:
-  HostSegment(uint64_t id, UniqueFd original, UniqueFd check, Mapping mapping)
-      : id_(id),
-        original_(std::move(original)),
-        check_(std::move(check)),
-        mapping_(std::move(mapping)) {}
+  explicit HostSegment(uint64_t id) : id_(id) {}
+  absl::Status OpenCheck();
+  absl::Status Map(uint64_t bytes, MapMode mode);
 
   uint64_t id_;
   UniqueFd original_;
@@ -69,11 +86,12 @@ class HostSegment {
   Mapping mapping_;
   uint64_t huge_bytes_ = 0;
   bool sealed_ = false;
+  std::string path_;  // empty: it is no file
 };
 
 // Whether HeldByOthers is right on this kernel. Tries it on a page of memory, with a descriptor
 // and with a mapping. If not, memory that was handed out must never be used again.
-bool OwnershipCheckWorks();
+bool OwnershipCheckWorks(const std::string& folder = "");
 
 }  // namespace ckptd
 

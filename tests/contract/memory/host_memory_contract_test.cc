@@ -14,6 +14,7 @@
 #include "tests/contract/memory/memory_contract.h"
 #include "tests/contract/memory/outliving_memory_contract.h"
 #include "tests/contract/memory/reused_memory_contract.h"
+#include "tests/testing/temp_folder.h"
 
 namespace ckptd {
 namespace {
@@ -21,11 +22,13 @@ namespace {
 constexpr uint64_t kSegment = 2 * kHugePageBytes;
 
 absl::StatusOr<std::unique_ptr<MemoryBackend>> MakeHost(uint64_t budget, bool huge_pages,
-                                                        uint64_t arena) {
+                                                        uint64_t arena,
+                                                        const std::string& folder = "") {
   return HostMemory::Create({.budget_bytes = budget,
                              .arena_target_bytes = arena,
                              .segment_bytes = kSegment,
-                             .huge_pages = huge_pages});
+                             .huge_pages = huge_pages,
+                             .folder = folder});
 }
 
 // Maps segments as client/cpp does.
@@ -63,12 +66,18 @@ MemoryCase SmallPages() {
           MappedSegments::Attach};
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, MemoryContract, testing::Values(HugePages(), SmallPages()),
-                         MemoryCaseName);
+MemoryCase Files() {
+  static const TempFolder folder("/dev/shm");
+  return {"HostFiles", [](uint64_t budget) { return MakeHost(budget, true, 0, folder.path()); },
+          kSegment, MappedSegments::Attach};
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, MemoryContract,
+                         testing::Values(HugePages(), SmallPages(), Files()), MemoryCaseName);
 INSTANTIATE_TEST_SUITE_P(Backends, OutlivingMemoryContract,
                          testing::Values(HugePages(), SmallPages()), MemoryCaseName);
 INSTANTIATE_TEST_SUITE_P(Backends, ReusedMemoryContract,
-                         testing::Values(HugePages(), SmallPages()), MemoryCaseName);
+                         testing::Values(HugePages(), SmallPages(), Files()), MemoryCaseName);
 
 size_t OpenFds() {
   size_t count = 0;

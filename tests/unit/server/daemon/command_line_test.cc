@@ -167,8 +167,8 @@ TEST(CommandLine, RefusesAnEmptyRunDirectory) {
 }
 
 TEST(CommandLine, SaysWhichCommandsThereAre) {
-  EXPECT_THAT(Parse({}), Says("run, launch, stop, config and info"));
-  EXPECT_THAT(Parse({"walk"}), Says("run, launch, stop, config and info"));
+  EXPECT_THAT(Parse({}), Says("run, launch, stop, keep, config and info"));
+  EXPECT_THAT(Parse({"walk"}), Says("run, launch, stop, keep, config and info"));
 }
 
 TEST(CommandLine, PrintsHelpAndVersion) {

@@ -55,5 +55,13 @@ INSTANTIATE_TEST_SUITE_P(Shares, NoShare,
                          ::testing::Values("0%", "101%", "-5%", "%", "x%", "5x%", "nan%", "5%%",
                                            ""));
 
+TEST(Budget, OfADaemonThatComesBackHasRoomForWhatWasKept) {
+  EXPECT_EQ(ParseBudget("80%", 1000, 0).value(), 800U);
+  EXPECT_EQ(ParseBudget("80%", 500, 500).value(), 800U);
+  EXPECT_EQ(ParseBudget("80%", 10, 500).value(), 500U);
+  EXPECT_EQ(ParseBudget("2KiB", 10, 4096).value(), 2048U);  // somebody has said so
+  EXPECT_FALSE(ParseBudget("x%", 10, 0).ok());
+}
+
 }  // namespace
 }  // namespace ckptd

@@ -123,6 +123,7 @@ TEST_F(CoordinatorTest, AGuestThatMayNoLongerReadIsToldSoAndTheLoadStays) {
   request.guest = SomeGuest();
   ASSERT_OK_AND_ASSIGN(const std::string name, coordinator_->Propose(0, request));
   EXPECT_EQ(EndOf(0, name).state, CheckpointState::kActive);
+  load_worker_.Submit([] {}).wait();  // then the leader has noted who holds it
   ASSERT_EQ(::chmod(folder.c_str(), 0700), 0);
   EXPECT_THAT(coordinator_->Propose(1, request),
               FailsWith(absl::StatusCode::kPermissionDenied, reason::kSourceForbidden));

@@ -6,7 +6,6 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -17,6 +16,7 @@
 #include "common/base/fd_passing.h"
 #include "common/base/reasons.h"
 #include "server/protocol/timing.h"
+#include "tests/testing/as_guest.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"
@@ -51,22 +51,6 @@ class FdServerTest : public ::testing::Test {
     return leases_.Open(kName, mode).value().token;
   }
   UniqueFd Connect() { return ConnectUnix(path_, Soon()).value(); }
-  UniqueFd ConnectAs(uid_t uid, gid_t gid) {
-    EXPECT_EQ(::chmod((folder_ / "").c_str(), 0755), 0);
-    EXPECT_EQ(::chmod(path_.c_str(), ModeOf(path_) | 0006), 0);
-    UniqueFd socket;
-    std::thread([&] {
-      // The system calls change this thread only; glibc's functions would change all threads.
-      ASSERT_EQ(::syscall(SYS_setresgid, -1, gid, -1), 0);
-      ASSERT_EQ(::syscall(SYS_setresuid, -1, uid, -1), 0);
-      socket = Connect();
-    }).join();
-    return socket;
-  }
-  static mode_t ModeOf(const std::string& path) {
-    struct stat info = {};
-    return ::stat(path.c_str(), &info) == 0 ? info.st_mode & 0777 : 0;
-  }
   static std::string PassingHeader(uint32_t files, const std::string& job,
                                    const std::string& paths) {
     std::string header(FilePassing::kHeaderBytes, '\0');
@@ -129,7 +113,7 @@ TEST_F(FdServerTest, TheSocketIsForItsOwnerAlone) {
 TEST_F(FdServerTest, AnotherUserIsRefusedEvenWithAToken) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
   Load(AttachMode::kShared);
-  const UniqueFd socket = ConnectAs(65534, 65534);
+  const UniqueFd socket = ConnectAs(65534, 65534, path_, Soon());
   Send(socket, Token());
   const Answer answer = Receive(socket);
   EXPECT_EQ(answer.status, static_cast<uint32_t>(absl::StatusCode::kPermissionDenied));
@@ -146,7 +130,7 @@ TEST_F(FdServerTest, AMemberOfTheGroupThatMayAttachIsServed) {
   EXPECT_EQ(info.st_mode & 0777, 0660u);
   EXPECT_EQ(info.st_gid, 43'000u);
   Load(AttachMode::kShared);
-  const UniqueFd socket = ConnectAs(65534, 43'000);
+  const UniqueFd socket = ConnectAs(65534, 43'000, path_, Soon());
   Send(socket, Token());
   EXPECT_EQ(Receive(socket).fds_here, 1u);
 }
@@ -171,7 +155,7 @@ TEST_F(FdServerTest, FilesOfAGuestCountForItsUser) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
   server_.reset();
   server_ = FdServer::Start(path_, leases_, {{::geteuid(), 43'000}, rules_}).value();
-  const UniqueFd socket = ConnectAs(65534, 43'000);
+  const UniqueFd socket = ConnectAs(65534, 43'000, path_, Soon());
   Send(socket, PassingHeader(1, "", std::string("/m/a\0", 5)));
   SendFiles(socket, std::string("/m/a\0", 5), {folder_.Write("a", "bytes")});
   EXPECT_EQ(Receive(socket).status, 0u);

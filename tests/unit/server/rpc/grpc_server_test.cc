@@ -1,20 +1,25 @@
 #include "server/rpc/grpc_server.h"
 
+#include <grpcpp/create_channel_posix.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <string>
 
 #include "common/base/fd_passing.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "server/rpc/group_service.h"
+#include "server/rpc/grpc_status.h"
 #include "server/rpc/links.h"
+#include "tests/testing/as_guest.h"
 #include "tests/testing/core_values.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"
@@ -49,6 +54,30 @@ TEST_F(GrpcServerTest, TheSocketIsForItsOwnerAlone) {
   struct stat info = {};
   ASSERT_EQ(::stat(path_.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
+}
+
+TEST_F(GrpcServerTest, EachGuestHasThreadsOfItsOwn) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  const auto services = [](const Caller&) {
+    GrpcServer::Services made;
+    made.push_back(std::make_unique<GroupServiceImpl>());
+    return made;
+  };
+  ASSERT_OK_AND_ASSIGN(const auto server, GrpcServer::Start({.address = address_,
+                                                             .max_threads = 2,
+                                                             .policy = {0, 43'000},
+                                                             .for_guest = services},
+                                                            {&service_}));
+  for (const uid_t guest : {65532, 65533, 65534}) {
+    UniqueFd socket = ConnectAs(guest, 43'000, path_, Soon());
+    ASSERT_TRUE(socket.valid());
+    const auto channel = grpc::CreateInsecureChannelFromFd("guest", socket.Release());
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    v1::HeartbeatResponse answer;
+    const auto called = v1::GroupService::NewStub(channel)->Heartbeat(&context, {}, &answer);
+    EXPECT_EQ(ReasonOf(FromGrpc(called)), reason::kRankMissing) << "the service has no node";
+  }
 }
 
 TEST_F(GrpcServerTest, ALiveSocketIsRefused) {

@@ -1,0 +1,41 @@
+// The keeper of `ckptd launch`. Main thread only.
+#ifndef CKPTD_SERVER_DAEMON_KEEPER_PROCESS_H_
+#define CKPTD_SERVER_DAEMON_KEEPER_PROCESS_H_
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "common/base/posix.h"
+
+namespace ckptd {
+
+class KeeperProcess {
+ public:
+  // `program` is run with `name` as its first argument. Empty `socket`: there is no keeper.
+  KeeperProcess(std::string socket, std::string program, std::string name)
+      : socket_(std::move(socket)), program_(std::move(program)), name_(std::move(name)) {}
+
+  // Takes the keeper that is there, also one that an earlier launch has left, or starts one. If it
+  // has ended, starts another one. Cheap while it runs, so it is called often. `patience`: for the
+  // new one to listen. What fails is logged, and tried again later.
+  void Ensure(std::chrono::milliseconds patience);
+  // Ends it, and with it what it holds.
+  void End();
+
+ private:
+  bool Connected() const;
+  void Start();
+
+  const std::string socket_;
+  const std::string program_;
+  const std::string name_;
+  // A connection without a hello: open for as long as the keeper runs. While it is, the keeper
+  // does not end for want of daemons.
+  UniqueFd connection_;
+  std::chrono::steady_clock::time_point next_start_;
+};
+
+}  // namespace ckptd
+
+#endif  // CKPTD_SERVER_DAEMON_KEEPER_PROCESS_H_
