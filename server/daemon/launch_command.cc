@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sys/file.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
@@ -111,6 +112,22 @@ std::vector<uint32_t> RanksThatDoNotListen(Config config, const LaunchOptions& o
   return ranks;
 }
 
+// A launcher that is told to stop has done so without a failure, but there are no daemons.
+absl::Status StoppedBeforeReady(const Config& config) {
+  return MakeError(absl::StatusCode::kUnavailable, reason::kRankMissing,
+                   fmt::format("launching job {}: its daemons were told to stop before they were "
+                               "ready; start them again",
+                               config.job));
+}
+
+// Another launcher runs the job, with other ranks than are asked for.
+absl::Status OtherRanks(const Config& config, uint32_t running, uint32_t wanted) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
+                   fmt::format("launching job {}: it runs already with {} daemons on this node, not "
+                               "{}; end it with `ckptd stop`, or choose another --job",
+                               config.job, running, wanted));
+}
+
 // Starts a launcher in the background. Nothing where another one runs the job already, else the
 // exit code. What one that failed has said is shown.
 std::optional<int> StartInBackground(const Config& config, const LaunchOptions& options) {
@@ -127,7 +144,9 @@ std::optional<int> StartInBackground(const Config& config, const LaunchOptions& 
   if (launcher->state == Background::State::kEnded) {
     const auto text = ReadSmallFile(log, kMostBytes);
     if (text.ok() && FileAt::Of(log) != before) std::fputs(text->c_str(), stderr);
-    return launcher->exit_code;
+    if (launcher->exit_code != kExitOk) return launcher->exit_code;
+    PrintError(StoppedBeforeReady(config));
+    return kExitFailed;
   }
   const std::string until =
       fmt::format(", until nobody has used them for {}", DurationText(options.linger));
@@ -145,6 +164,11 @@ int Detach(const Config& config, const LaunchOptions& options) {
   std::vector<uint32_t> silent;
   do {
     if (const auto code = StartInBackground(config, options)) return *code;
+    const uint32_t running = HolderOfJob(config, options).nproc;
+    if (running > 0 && running != options.nproc) {
+      PrintError(OtherRanks(config, running, options.nproc));
+      return kExitUsage;
+    }
     silent = RanksThatDoNotListen(config, options);
     if (silent.empty()) {
       Log(LogLevel::kInfo, "the daemons of job {} run already", config.job);
@@ -164,6 +188,8 @@ int Detach(const Config& config, const LaunchOptions& options) {
 }  // namespace
 
 int LaunchCommand(const Config& given, const LaunchOptions& options) {
+  // A lock or a pipe of the caller's would stay open as long as the daemons run.
+  if (options.detach) ::close_range(STDERR_FILENO + 1, ~0U, 0);
   Config config = given;
   config.local_size = options.nproc;
   config.world_size = options.nproc * options.nnodes;
