@@ -127,6 +127,24 @@ def test_a_launch_of_other_ranks_does_not_take_those_that_run_for_its_own(host):
         assert code == 2 and f"it runs already with 2 daemons on this node, not {ranks}; end it with" in said
 
 
+def test_of_several_that_fail_at_once_each_says_why(host):
+    command = [BINARIES / "ckptd", "launch", "--job", "job", "--detach", "--slab-dir", host.folder / "none"]
+    launches = [subprocess.Popen(command, env=host.environment, text=True, stderr=subprocess.PIPE) for _ in range(8)]
+    said = [launch.communicate(timeout=PATIENCE)[1] for launch in launches]
+    assert ["checking --slab-dir" in one for one in said] == [True] * len(launches), said
+
+
+@pytest.mark.parametrize("name, value, why", [
+    ("LOCAL_WORLD_SIZE", 0, "launching 0 daemons: a node has 1 to 1024"),
+    ("LOCAL_WORLD_SIZE", 2_000_000, "launching 2000000 daemons: a node has 1 to 1024"),
+    ("GROUP_WORLD_SIZE", 65_537, "launching on 65537 nodes: a job has 1 to 65536"),
+])
+def test_sizes_of_the_environment_are_bounded_as_those_of_flags_are(host, name, value, why):
+    host.environment[name] = str(value)
+    code, said = host.launch("job")
+    assert code == 2 and why in said
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make PID namespaces")
 def test_stop_ends_no_process_of_another_container_that_has_the_launchers_number(host):
     assert host.launch("job")[0] == 0
