@@ -1,6 +1,7 @@
 #include "server/daemon/child.h"
 
 #include <fcntl.h>
+#include <linux/close_range.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -30,6 +31,8 @@ constexpr int kSignalsOfWrites[] = {SIGPIPE, SIGXFSZ};
     ::setsid();
     const int null = ::open("/dev/null", O_RDWR);
     for (const int fd : {STDIN_FILENO, STDOUT_FILENO}) ::dup2(null, fd);
+    // A lock or a pipe of the caller's would stay open as long as the child runs.
+    ::close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
   } else {
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (::getppid() != parent) ::_exit(127);  // the parent died before the line above

@@ -72,10 +72,10 @@ void AddNodeRank(CLI::App& verb, LaunchOptions& options) {
 
 void AddLaunchFlags(CLI::App& launch, LaunchOptions& options) {
   launch.add_option("--nproc", options.nproc, "Daemons on this node, one per trainer process")
-      ->check(CLI::Range(1, 1024))
+      ->check(CLI::Range(1, static_cast<int>(kMaxProcesses)))
       ->capture_default_str();
   launch.add_option("--nnodes", options.nnodes, "Nodes of the job")
-      ->check(CLI::Range(1, 65536))
+      ->check(CLI::Range(1, static_cast<int>(kMaxNodes)))
       ->capture_default_str();
   AddNodeRank(launch, options);
   launch.add_option("--max-restarts", options.max_restarts,

@@ -26,6 +26,8 @@ int KeepCommand(const Config& config, const KeepOptions& options);
 // Runs one daemon until SIGTERM or SIGINT.
 int RunCommand(const Config& config);
 
+inline constexpr uint32_t kMaxProcesses = 1024;  // of one node
+inline constexpr uint32_t kMaxNodes = 65536;
 struct LaunchOptions {
   uint32_t nproc = 1;      // daemons on this node
   uint32_t nnodes = 1;

@@ -169,7 +169,9 @@ absl::Status Daemon::StartKeeping() {
   if (config_.keeper == kSystemdKeeper) {
     CKPTD_ASSIGN_OR_RETURN(store, SystemdStore::Take(ReadEnvironment));
   } else if (!config_.keeper.empty() && config_.keeper != kNoKeeper) {
-    store = KeeperClient::Start(config_.keeper, fmt::format("rank-{}", config_.rank), kKeeperPatience);
+    // Several jobs may have one keeper.
+    const std::string owner = fmt::format("{}/rank-{}", config_.job, config_.rank);
+    store = KeeperClient::Start(config_.keeper, owner, kKeeperPatience);
   }
   CKPTD_ASSIGN_OR_RETURN(const std::string folder, MakeSlabFolder(config_));
   if (!folder.empty()) {

@@ -15,13 +15,13 @@ namespace ckptd {
 // How a process in the background tells the one that the user started what became of it.
 class Announcer {
  public:
-  enum class State : char { kReady = '1', kRunsAlready = 'r' };
+  enum class State : char { kLogs = 'l', kReady = '1', kRunsAlready = 'r' };
 
   Announcer() = default;  // nobody listens
   explicit Announcer(UniqueFd writer) : writer_(std::move(writer)) {}
 
   // What this process and its children print goes to a new file at `path` from now on. One of an
-  // earlier process stays as `path`.old.
+  // earlier process stays as `path`.old. The one that listens gets the file.
   absl::Status LogTo(const std::string& path);
   void Say(State state);
   bool listens() const { return writer_.valid(); }
@@ -36,6 +36,7 @@ struct Background {
   State state = State::kEnded;
   pid_t pid = -1;
   int exit_code = 0;  // kEnded
+  UniqueFd log;       // of Announcer::LogTo; the file's name may be another launcher's by now
 };
 
 // Runs `serve` in a new process without a terminal, which ends with its result. Returns once that

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -15,12 +16,17 @@ namespace ckptd {
 
 // Two launchers that start the same daemons at once would each get some of them. Makes the job's
 // folder. The kernel releases the lock when its process ends, however it ends. The file holds the
-// pid. Errors: FailedPrecondition CONFIG_INVALID where another launcher has the lock; those of
+// pid, and what tells it from a later process of that number. Errors: FailedPrecondition CONFIG_INVALID where another launcher has the lock; those of
 // MakeRunDirectory and FileLock.
 absl::StatusOr<FileLock> LockJob(const Config& config, const LaunchOptions& options);
 
-// The launcher that has the lock; 0 where it cannot be known yet.
-pid_t HolderOfJob(const Config& config, const LaunchOptions& options);
+// The launcher that has the lock.
+struct JobHolder {
+  pid_t pid = 0;           // 0: not known yet, or not to be seen from here
+  bool elsewhere = false;  // in another PID namespace, so its number says nothing here
+  uint32_t nproc = 0;      // daemons on its node; 0: not known yet
+};
+JobHolder HolderOfJob(const Config& config, const LaunchOptions& options);
 
 // Whether `status` is of LockJob, where another launcher has the lock.
 bool IsHeld(const absl::Status& status);

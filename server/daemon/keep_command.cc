@@ -1,10 +1,13 @@
 // `ckptd keep`: the process that holds descriptors while daemons are away.
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <functional>
 
 #include "common/base/logging.h"
 #include "common/base/posix.h"
@@ -34,6 +37,16 @@ absl::StatusOr<std::unique_ptr<Keeper>> OpenKeeper(const Config& config,
   return Keeper::Open(socket);
 }
 
+// A keeper that outlives its launcher must not hold the pipe that somebody reads the launcher's
+// lines from to their end. A file is no such pipe.
+void LetGoOfPipes() {
+  struct stat info = {};
+  if (::fstat(STDERR_FILENO, &info) == 0 && S_ISREG(info.st_mode)) return;
+  const UniqueFd nothing(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+  ::dup2(nothing.get(), STDERR_FILENO);
+  ReopenLog();
+}
+
 }  // namespace
 
 int KeepCommand(const Config& config, const KeepOptions& options) {
@@ -57,8 +70,10 @@ int KeepCommand(const Config& config, const KeepOptions& options) {
     PrintError(keeper.status());
     return kExitUsage;
   }
+  const std::function<void()> nothing = [] {};
   const std::string why = (*keeper)->Run(
-      stop.get(), std::chrono::milliseconds(static_cast<int64_t>(options.linger * 1000)));
+      stop.get(), std::chrono::milliseconds(static_cast<int64_t>(options.linger * 1000)),
+      options.linger > 0 ? LetGoOfPipes : nothing);
   Log(LogLevel::kInfo, "the keeper ends: {}", why);
   return kExitOk;
 }

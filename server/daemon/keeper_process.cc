@@ -18,8 +18,6 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kBetweenStarts{1};
 constexpr std::chrono::milliseconds kPoll{2};
 constexpr std::chrono::seconds kEndPatience{2};
-// After a launch that was killed: for the next one to come.
-constexpr int kLingerSeconds = 60;
 
 }  // namespace
 
@@ -31,7 +29,7 @@ bool KeeperProcess::Connected() const {
 void KeeperProcess::Start() {
   ChildOptions child;
   child.program = program_;
-  child.arguments = {name_, "keep", "--socket", socket_, fmt::format("--linger={}", kLingerSeconds)};
+  child.arguments = {name_, "keep", "--socket", socket_, fmt::format("--linger={}", linger_.count())};
   child.outlives = true;
   if (const auto pid = StartChild(child); !pid.ok()) {
     Log(LogLevel::kWarn, "the keeper could not be started: {}", MessageOf(pid.status()));

@@ -12,9 +12,14 @@ namespace ckptd {
 
 class KeeperProcess {
  public:
-  // `program` is run with `name` as its first argument. Empty `socket`: there is no keeper.
-  KeeperProcess(std::string socket, std::string program, std::string name)
-      : socket_(std::move(socket)), program_(std::move(program)), name_(std::move(name)) {}
+  // `program` is run with `name` as its first argument. Empty `socket`: there is no keeper. It ends
+  // once nobody was connected to it for `linger`.
+  KeeperProcess(std::string socket, std::string program, std::string name,
+                std::chrono::seconds linger)
+      : socket_(std::move(socket)),
+        program_(std::move(program)),
+        name_(std::move(name)),
+        linger_(linger) {}
 
   // Takes the keeper that is there, also one that an earlier launch has left, or starts one. If it
   // has ended, starts another one. Cheap while it runs, so it is called often. `patience`: for the
@@ -30,6 +35,7 @@ class KeeperProcess {
   const std::string socket_;
   const std::string program_;
   const std::string name_;
+  const std::chrono::seconds linger_;
   // A connection without a hello: open for as long as the keeper runs. While it is, the keeper
   // does not end for want of daemons.
   UniqueFd connection_;

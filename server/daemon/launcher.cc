@@ -42,6 +42,10 @@ constexpr std::chrono::seconds kLastBackoff{10};
 constexpr std::chrono::minutes kPeace{1};
 constexpr std::chrono::seconds kStopPatience{10};
 constexpr std::chrono::milliseconds kKeeperPatience{1000};
+// How long a keeper waits for daemons: of a launch that was killed, and where it was asked to stay
+// until programs are replaced on every host.
+constexpr std::chrono::minutes kKeptForANextLaunch{1};
+constexpr std::chrono::minutes kKeptForAnUpgrade{15};
 constexpr timespec kTick = {0, 100'000'000};
 constexpr int kStopsThatKill = 3;  // the third signal kills a command that does not end
 
@@ -85,7 +89,8 @@ class Launcher {
       : config_(WithKeeper(config, options)),
         options_(options),
         announcer_(announcer),
-        keeper_(config.keeper.empty() ? config_.keeper : "", kOwnProgram, OwnName()) {
+        keeper_(config.keeper.empty() ? config_.keeper : "", kOwnProgram, OwnName(),
+                options_.keep ? kKeptForAnUpgrade : kKeptForANextLaunch) {
     // A new key is enough, because restarted daemons get it from this process as well.
     if (!HasPeerAuthSetting(config_, ReadEnvironment)) {
       group_key_[kGroupKeyVariable] = NewGroupKey();

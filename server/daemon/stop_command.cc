@@ -27,6 +27,14 @@ void EndKeeperOf(const Config& config, const LaunchOptions& options) {
   if (keeper.ok()) EndKeeper(keeper->get(), deadline);
 }
 
+// Its number may be that of any process here.
+absl::Status Elsewhere(const Config& config) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
+                   fmt::format("ending job {}: its launcher runs in another PID namespace, such as "
+                               "another container that shares {}; run `ckptd stop` there",
+                               config.job, config.run_dir));
+}
+
 absl::Status Stop(const Config& config, const LaunchOptions& options) {
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   pid_t told = 0;
@@ -35,20 +43,21 @@ absl::Status Stop(const Config& config, const LaunchOptions& options) {
     const absl::StatusOr<FileLock> free = LockJob(config, options);
     if (free.ok()) EndKeeperOf(config, options);
     if (!IsHeld(free.status())) return free.status();
-    const pid_t holder = HolderOfJob(config, options);
-    if (holder > 0 && holder != told) {
-      if (::kill(holder, SIGTERM) != 0 && errno != ESRCH) {
+    const JobHolder holder = HolderOfJob(config, options);
+    if (holder.elsewhere) return Elsewhere(config);
+    if (holder.pid > 0 && holder.pid != told) {
+      if (::kill(holder.pid, SIGTERM) != 0 && errno != ESRCH) {
         return ErrnoStatus(
-            errno, fmt::format("ending the launcher of job {}, process {}", config.job, holder));
+            errno, fmt::format("ending the launcher of job {}, process {}", config.job, holder.pid));
       }
-      told = holder;
+      told = holder.pid;
     }
     if (std::chrono::steady_clock::now() >= deadline) {
       return MakeError(
           absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
           fmt::format("ending job {}: its launcher, process {}, still runs {} s after SIGTERM; "
                       "look at its lines, or kill it",
-                      config.job, holder, kPatience.count()));
+                      config.job, told, kPatience.count()));
     }
     ::nanosleep(&kTick, nullptr);
   }

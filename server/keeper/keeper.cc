@@ -25,7 +25,8 @@ absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Open(const std::string& path) {
   return std::unique_ptr<Keeper>(new Keeper(std::move(listener)));
 }
 
-std::string Keeper::Run(int stop, std::chrono::milliseconds linger) {
+std::string Keeper::Run(int stop, std::chrono::milliseconds linger,
+                        const std::function<void()>& alone) {
   auto last_seen = Clock::now();
   while (!ended_) {
     std::vector<pollfd> polled = {{stop, POLLIN, 0}, {listener_.get(), POLLIN, 0}};
@@ -39,7 +40,9 @@ std::string Keeper::Run(int stop, std::chrono::milliseconds linger) {
       if (ready && !Serve(connection)) Close(connection);
     }
     if (polled[1].revents != 0) Accept();
-    std::erase_if(connections_, [](const auto& one) { return !one->socket.valid(); });
+    const size_t ended =
+        std::erase_if(connections_, [](const auto& one) { return !one->socket.valid(); });
+    if (ended > 0 && connections_.empty()) alone();
     if (!connections_.empty()) last_seen = Clock::now();
     if (linger.count() > 0 && Clock::now() - last_seen > linger) {
       return fmt::format("nobody was connected for {} s",

@@ -4,6 +4,7 @@
 #define CKPTD_SERVER_KEEPER_KEEPER_H_
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,8 +23,10 @@ class Keeper {
   static absl::StatusOr<std::unique_ptr<Keeper>> Open(const std::string& path);
 
   // Serves until it is told to end, `stop` is readable, or nobody was connected for `linger` (0:
-  // never). Returns why, for people.
-  std::string Run(int stop, std::chrono::milliseconds linger);
+  // never). Calls `alone` each time that the last connection has ended. Returns why it ends, for
+  // people.
+  std::string Run(int stop, std::chrono::milliseconds linger,
+                  const std::function<void()>& alone = [] {});
 
  private:
   static constexpr size_t kMaxConnections = 4096;

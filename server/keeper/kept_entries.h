@@ -16,7 +16,7 @@ namespace ckptd {
 
 class KeptEntries {
  public:
-  static constexpr size_t kMaxNameBytes = 256;
+  static constexpr size_t kMaxNameBytes = 512;
   static constexpr size_t kMaxOwners = 1024;
   static constexpr size_t kMaxEntries = 65536;      // of one owner
   static constexpr uint32_t kMaxDescriptors = 1 << 20;  // of one entry

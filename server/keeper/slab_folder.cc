@@ -1,6 +1,7 @@
 #include "server/keeper/slab_folder.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -74,6 +75,17 @@ absl::Status CheckMemory(const std::vector<UniqueFd>& fds, const std::string& fo
   return absl::OkStatus();
 }
 
+absl::StatusOr<UniqueFd> Lock(const std::string& folder) {
+  UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+  if (!fd.valid()) return Failed("opening the slab folder", folder);
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return fd;
+  if (errno != EWOULDBLOCK) return Failed("locking the slab folder", folder);
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
+                   fmt::format("using the slab folder {}: another daemon has its memory there; stop "
+                               "that one, or choose another --job or --slab-dir",
+                               folder));
+}
+
 // Sealed memory has lost its write permission, which says nothing to root.
 absl::StatusOr<UniqueFd> OpenMemory(const std::string& path) {
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
@@ -88,6 +100,7 @@ absl::StatusOr<UniqueFd> OpenMemory(const std::string& path) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SlabFolder>> SlabFolder::Open(std::string folder) {
+  CKPTD_ASSIGN_OR_RETURN(UniqueFd lock, Lock(folder));
   CKPTD_ASSIGN_OR_RETURN(const std::vector<std::string> names, FilesIn(folder));
   Files files;
   for (const std::string& file : names) {
@@ -97,7 +110,7 @@ absl::StatusOr<std::unique_ptr<SlabFolder>> SlabFolder::Open(std::string folder)
       ::unlink((folder + "/" + file).c_str());
     }
   }
-  std::unique_ptr<SlabFolder> store(new SlabFolder(std::move(folder)));
+  std::unique_ptr<SlabFolder> store(new SlabFolder(std::move(folder), std::move(lock)));
   for (const auto& [name, indexes] : files) {
     if (!IsWhole(indexes)) store->RemoveNow(name);
   }

@@ -20,8 +20,10 @@ namespace ckptd {
 
 class SlabFolder final : public DescriptorStore {
  public:
-  // `folder` is of this process alone. Removes files that belong to no entry, such as free memory of
-  // a process that was killed. Errors: the system's.
+  // Locks `folder`: two processes that adopt the same memory would write over each other's shards.
+  // Removes files that belong to no entry, such as free memory of a process that was killed. Errors:
+  // FailedPrecondition CONFIG_INVALID if another process, or another store of this one, has it; the
+  // system's.
   static absl::StatusOr<std::unique_ptr<SlabFolder>> Open(std::string folder);
 
   absl::StatusOr<StoredEntries> Entries() override;
@@ -31,13 +33,15 @@ class SlabFolder final : public DescriptorStore {
   bool connected() const override { return true; }
 
  private:
-  explicit SlabFolder(std::string folder) : folder_(std::move(folder)) {}
+  SlabFolder(std::string folder, UniqueFd lock)
+      : folder_(std::move(folder)), lock_(std::move(lock)) {}
   absl::StatusOr<std::vector<UniqueFd>> OpenEntry(const std::string& name, size_t files) const;
   std::string PathOf(const std::string& name, size_t index) const;
   absl::Status PutNow(const std::string& name, const std::vector<UniqueFd>& fds) const;
   void RemoveNow(const std::string& name) const;
 
   const std::string folder_;
+  const UniqueFd lock_;  // the folder, locked until this process ends
   Mutex mutex_;  // one caller changes files at a time
 };
 

@@ -1,6 +1,7 @@
 """Daemons that go on in the background, end when nobody uses them, and that trainers start."""
 
 import contextlib
+import fcntl
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import sys
 import ckptd
 import pytest
 from faults import sparse
-from group import BINARIES, PATIENCE, clean_environment, parsed, wait_until
+from group import BINARIES, KEY, PATIENCE, SOON, clean_environment, parsed, wait_until
 
 # What a trainer does with its daemon, and what it finds.
 TRAINER = """
@@ -50,7 +51,7 @@ def host(tmp_path):
     jobs = [folder.name for folder in host.folder.iterdir()] if host.folder.exists() else []
     for job in jobs:
         assert host.ckptd("stop", "--job", job) == (0, "")
-        assert [file.name for file in (host.folder / job).iterdir() if not file.name.startswith("node-0.log")] == []
+        assert [file.name for file in (host.folder / job).iterdir() if not file.name.endswith((".log", ".old"))] == []
 
 
 def test_they_go_on_when_launch_has_returned_and_end_when_they_are_told_to(host):
@@ -88,6 +89,69 @@ def test_they_end_when_nobody_has_used_them_for_a_while_and_not_while_somebody_d
             assert "nobody has used the daemons for 1 s" in (host.folder / idle / "node-0.log").read_text()
         assert host.runs("used")
     wait_until(lambda: not host.runs("used"), "the daemon that is used no more to end")
+
+
+def test_they_keep_no_file_of_the_caller_open(host, tmp_path):
+    with open(tmp_path / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = subprocess.run([BINARIES / "ckptd", "launch", "--job", "job", "--detach"], pass_fds=[lock.fileno()],
+                              env={**host.environment, "CKPTD_KEEPER": ""}, capture_output=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    with open(tmp_path / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_keeper_that_is_left_keeps_no_pipe_of_its_launcher_open(host):
+    # The pipes end with the launcher, although the keeper lives for a minute more.
+    done = subprocess.run([BINARIES / "ckptd", "launch", "--job", "job", "--keep", "--", "true"], capture_output=True,
+                          env={**host.environment, "CKPTD_KEEPER": ""}, text=True, timeout=SOON)
+    assert done.returncode == 0, done.stderr
+    assert (host.folder / "job" / "keeper.sock").exists()
+
+
+def test_daemons_that_are_stopped_before_they_are_ready_have_not_been_started(host):
+    environment = {**host.environment, "CKPTD_GROUP_KEY": KEY}
+    launch = subprocess.Popen([BINARIES / "ckptd", "launch", "--job", "job", "--detach", "--nnodes", "2",
+                               "--node-rank", "1", "--rendezvous", "127.0.0.1:9"], env=environment, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_until((host.folder / "job" / "rank-1.sock").exists, "a daemon that waits for the other node")
+    assert host.ckptd("stop", "--job", "job", "--node-rank", 1) == (0, "")
+    _, said = launch.communicate(timeout=PATIENCE)
+    assert launch.returncode == 1 and "launching job job: its daemons were told to stop before" in said
+
+
+def test_a_launch_of_other_ranks_does_not_take_those_that_run_for_its_own(host):
+    assert host.launch("job", "--nproc", 2)[0] == 0
+    for ranks in (1, 3):
+        code, said = host.launch("job", "--nproc", ranks)
+        assert code == 2 and f"it runs already with 2 daemons on this node, not {ranks}; end it with" in said
+
+
+def test_of_several_that_fail_at_once_each_says_why(host):
+    command = [BINARIES / "ckptd", "launch", "--job", "job", "--detach", "--slab-dir", host.folder / "none"]
+    launches = [subprocess.Popen(command, env=host.environment, text=True, stderr=subprocess.PIPE) for _ in range(8)]
+    said = [launch.communicate(timeout=PATIENCE)[1] for launch in launches]
+    assert ["checking --slab-dir" in one for one in said] == [True] * len(launches), said
+
+
+@pytest.mark.parametrize("name, value, why", [
+    ("LOCAL_WORLD_SIZE", 0, "launching 0 daemons: a node has 1 to 1024"),
+    ("LOCAL_WORLD_SIZE", 2_000_000, "launching 2000000 daemons: a node has 1 to 1024"),
+    ("GROUP_WORLD_SIZE", 65_537, "launching on 65537 nodes: a job has 1 to 65536"),
+])
+def test_sizes_of_the_environment_are_bounded_as_those_of_flags_are(host, name, value, why):
+    host.environment[name] = str(value)
+    code, said = host.launch("job")
+    assert code == 2 and why in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make PID namespaces")
+def test_stop_ends_no_process_of_another_container_that_has_the_launchers_number(host):
+    assert host.launch("job")[0] == 0
+    done = subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", BINARIES / "ckptd", "stop", "--job", "job"],
+                          env=host.environment, text=True, capture_output=True, timeout=PATIENCE)
+    assert done.returncode == 1 and "its launcher runs in another PID namespace" in done.stderr
+    assert host.runs("job")
 
 
 def run_trainers(host, path, **more):

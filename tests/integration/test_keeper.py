@@ -245,6 +245,27 @@ def test_daemons_that_nobody_uses_end_with_their_keeper(tmp_path_factory):
     wait_until(lambda: gone(keeper), "the keeper to end", SOON)
 
 
+def test_jobs_that_share_a_keeper_get_their_own_back(tmp_path, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("g")
+    keeper = subprocess.Popen([BINARIES / "ckptd", "keep", "--socket", folder / "k.sock"], stdin=subprocess.DEVNULL)
+    try:
+        wait_until((folder / "k.sock").exists, "the keeper", SOON)
+        with contextlib.ExitStack() as stack:
+            names = {}
+            for job in ("one", "two"):
+                group = stack.enter_context(Group(folder, 1, "--keeper", folder / "k.sock", job=job))
+                path = save(tmp_path / f"{job}.safetensors", {"w": WORDS + len(names)})
+                with ckptd.connect(group.address(0)) as client:
+                    names[group] = client.load(path, layout="fsdp:1").name
+            for group, name in names.items():
+                group.known_ends = re.compile(r"signal 9 ")
+                kill(group, 0, name=name)
+                assert [active(each) for each in names] == [[[one]] for one in names.values()]
+    finally:
+        keeper.terminate()
+        keeper.wait(SOON)
+
+
 HOLD = """
 import sys, ckptd
 with ckptd.connect(sys.argv[1]) as client, client.acquire(sys.argv[2]):
@@ -355,7 +376,7 @@ def test_a_slab_folder_that_cannot_serve_is_an_error_with_the_next_step(tmp_path
 
 def take_as(group, rank):
     """The descriptors that the keeper has of a rank whose daemon is gone, by name."""
-    owner = f"rank-{rank}".encode()
+    owner = f"{group.job}/rank-{rank}".encode()
     hello = b"\x0a" + bytes([len(owner)]) + owner
     found = {}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stream:

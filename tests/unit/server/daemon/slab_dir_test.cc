@@ -154,7 +154,17 @@ TEST_F(SlabFolderTest, LeasesDoNotComeBack) {
   EXPECT_THAT(process_->Active(), ElementsAre(kKeptName));
 }
 
+TEST_F(SlabFolderTest, ASecondProcessIsRefusedAsLongAsTheFirstOneLives) {
+  ASSERT_OK(process_->Load());
+  const auto second = SlabFolder::Open(folder_.path());
+  EXPECT_THAT(second.status(), FailsWith(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid));
+  EXPECT_THAT(second.status(), Says("another daemon has its memory there"));
+  process_ = nullptr;
+  EXPECT_OK(SlabFolder::Open(folder_.path()));
+}
+
 TEST_F(SlabFolderTest, MemoryThatLiesElsewhereIsNotKept) {
+  process_ = nullptr;
   process_ = std::make_unique<KeepingProcess>(SlabFolder::Open(folder_.path()).value());
   ASSERT_OK(process_->Load());
   Restart();
