@@ -433,9 +433,10 @@ class Pod:
 
     def _binds(self, container):
         yield {"destination": "/etc/hosts", "source": str(self._hosts_file), "type": "bind", "options": ["rbind", "ro"]}
-        for path in container.image.binds:
-            yield {"destination": path, "source": path, "type": "bind", "options": ["rbind", "ro"]}
         for mount in container.volume_mounts:
             access = "ro" if mount.read_only else "rw"
             yield {"destination": mount.mount_path, "source": str(self._host_path(mount.name)), "type": "bind",
                    "options": ["rbind", access, "nosuid", "nodev"]}
+        # Last, as volumes may lie above them: this repository below /tmp, for one.
+        for path in container.image.binds:
+            yield {"destination": path, "source": path, "type": "bind", "options": ["rbind", "ro"]}
