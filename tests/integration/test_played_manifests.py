@@ -193,4 +193,5 @@ def test_pods_of_a_job_form_one_group_and_end_with_their_trainers(play, tmp_path
                 pod.execute("trainer", "touch", "/tmp/finish")
             for pod in (first, second):
                 pod.wait_event("ckptd", "ended 0")
+                pod.wait_event("trainer", "ended 0")
                 assert of(pod, "trainer") == ["started", "ended 0"]
