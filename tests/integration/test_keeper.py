@@ -18,7 +18,7 @@ import pytest
 import torch
 import warm
 from faults import children, content
-from group import BINARIES, KEPT, SOON, Group, clean_environment, key_for, parsed, save, wait_until
+from group import BINARIES, KEPT, SOON, Group, clean_environment, key_for, parsed, runs, save, wait_until
 from tiers import both
 from users import MODULES, run_as
 
@@ -30,10 +30,6 @@ def keeper_of(group):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stream:
         stream.connect(str(group.run_dir / group.job / "keeper.sock"))
         return int.from_bytes(stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], "little")
-
-
-def gone(pid):
-    return not pathlib.Path(f"/proc/{pid}").exists() or "Z" in pathlib.Path(f"/proc/{pid}/stat").read_text()
 
 
 def kept(group):
@@ -107,7 +103,7 @@ def kill(group, rank, number=signal.SIGKILL, name=None):
     before = group.pid(rank)
     began = time.monotonic()
     os.kill(before, number)
-    wait_until(lambda: gone(before), "the daemon to end", SOON)
+    wait_until(lambda: not runs(before), "the daemon to end", SOON)
     name = name or [checkpoint["name"] for checkpoint in group.json("list", rank=(rank + 1) % group.ranks)["checkpoints"]][0]
     wait_until(lambda: attaches(group, rank, name), "its checkpoint", SOON)
     seconds = time.monotonic() - began
@@ -199,7 +195,7 @@ def test_the_next_launch_has_what_a_killed_one_had(memory, tmp_path, tmp_path_fa
         keeper, daemons = keeper_of(first), [first.pid(rank) for rank in range(2)]
         for pid in [first.process.pid, *daemons[: int(with_daemon)]]:
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: all(map(gone, daemons)), "its daemons to end", SOON)
+        wait_until(lambda: not any(map(runs, daemons)), "its daemons to end", SOON)
         first.process.wait(SOON)
     began = time.monotonic()
     with Group(folder, 2, *memory.options, **named) as second:
@@ -209,7 +205,7 @@ def test_the_next_launch_has_what_a_killed_one_had(memory, tmp_path, tmp_path_fa
         assert keeper_of(second) == keeper
         holds.assert_same(second)
         holds.close()
-    wait_until(lambda: gone(keeper), "the keeper to end with a launch that ends well", SOON)
+    wait_until(lambda: not runs(keeper), "the keeper to end with a launch that ends well", SOON)
 
 
 def test_a_keeper_stays_where_launch_was_asked_to_leave_it(tmp_path, tmp_path_factory):
@@ -221,7 +217,7 @@ def test_a_keeper_stays_where_launch_was_asked_to_leave_it(tmp_path, tmp_path_fa
         keeper = keeper_of(first)
     with Group(folder, 1, environment=KEPT) as second:
         assert active(second) == [[name]] and keeper_of(second) == keeper
-    wait_until(lambda: gone(keeper), "the keeper to end", SOON)
+    wait_until(lambda: not runs(keeper), "the keeper to end", SOON)
 
 
 def test_stop_ends_the_keeper_too_also_one_that_was_left(tmp_path_factory):
@@ -230,19 +226,19 @@ def test_stop_ends_the_keeper_too_also_one_that_was_left(tmp_path_factory):
         keeper = keeper_of(first)
     stop = [BINARIES / "ckptd", "stop"]
     subprocess.run(stop, env=first.environment, check=True, timeout=SOON)
-    wait_until(lambda: gone(keeper), "the keeper to end", SOON)
+    wait_until(lambda: not runs(keeper), "the keeper to end", SOON)
     with Group(folder, 1, environment=KEPT) as second:
         keeper = keeper_of(second)
         subprocess.run(stop, env=second.environment, check=True, timeout=SOON)
         assert second.process.wait(SOON) == 0
-    wait_until(lambda: gone(keeper), "the keeper to end", SOON)
+    wait_until(lambda: not runs(keeper), "the keeper to end", SOON)
 
 
 def test_daemons_that_nobody_uses_end_with_their_keeper(tmp_path_factory):
     with Group(tmp_path_factory.mktemp("g"), 1, "--linger", "2s", environment=KEPT) as group:
         keeper = keeper_of(group)
         assert group.process.wait(SOON) == 0
-    wait_until(lambda: gone(keeper), "the keeper to end", SOON)
+    wait_until(lambda: not runs(keeper), "the keeper to end", SOON)
 
 
 def test_jobs_that_share_a_keeper_get_their_own_back(tmp_path, tmp_path_factory):
@@ -337,7 +333,7 @@ def test_files_of_a_slab_folder_survive_all_processes(tmp_path, tmp_path_factory
         keeper, daemons = keeper_of(first), [first.pid(rank) for rank in range(2)]
         for pid in (first.process.pid, keeper, *daemons):
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: all(map(gone, [keeper, *daemons])), "its processes to end", SOON)
+        wait_until(lambda: not any(map(runs, [keeper, *daemons])), "its processes to end", SOON)
         first.process.wait(SOON)
     if trainers:
         holds.close()

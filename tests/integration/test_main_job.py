@@ -8,7 +8,7 @@ import sys
 
 import fake_cuda
 import pytest
-from group import BINARIES, clean_environment, wait_until
+from group import BINARIES, clean_environment, runs, wait_until
 from ranks import COPIES, HERE
 from tiers import skip_without_fake_gpus
 
@@ -52,15 +52,6 @@ def ended(process):
 def figure(out, name):
     """The number in that line of what the main job prints."""
     return [float(found) for found in re.findall(rf"^  {name} +([0-9.]+) ", out, re.MULTILINE)]
-
-
-def runs(pid):
-    """Whether there is such a process. Of one whose parent was killed, who reaps it is the system's affair."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # it may end while it is read
-        return False
 
 
 def what_others_keep(ranks):
