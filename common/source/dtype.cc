@@ -17,7 +17,8 @@ constexpr std::array<DtypeFacts, kDtypeCount> kFacts = {{
     {"U8", 8},          {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8},
     {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},    {"F16", 16},
     {"BF16", 16},       {"I32", 32},        {"U32", 32},    {"F32", 32},    {"C64", 64},
-    {"F64", 64},        {"I64", 64},        {"U64", 64},
+    {"F64", 64},        {"I64", 64},        {"U64", 64},        {"C32", 32},
+    {"C128", 128},      {"BITS8", 8},       {"BITS16", 16},
 }};
 
 const DtypeFacts& FactsOfDtype(Dtype dtype) {

@@ -1,4 +1,4 @@
-// Element types of tensors, as the safetensors header names them.
+// Element types of tensors, as the safetensors header names them where it has them.
 #ifndef CKPTD_COMMON_SOURCE_DTYPE_H_
 #define CKPTD_COMMON_SOURCE_DTYPE_H_
 
@@ -8,14 +8,15 @@
 
 namespace ckptd {
 
-// Order and values follow the reference enum (the writer's alignment order),
-// and equal ckptd.v1.Dtype; 0 means "not stated".
+// Values equal ckptd.v1.Dtype; 0 means "not stated". Up to kU64 their order is that of the safetensors
+// library (the writer's alignment order); behind it come types that torch alone has.
 enum class Dtype : uint8_t {
   kUnspecified = 0,
   kBool, kF4, kF6E2M3, kF6E3M2, kU8, kI8, kF8E5M2, kF8E4M3, kF8E8M0, kF8E4M3Fnuz,
   kF8E5M2Fnuz, kI16, kU16, kF16, kBF16, kI32, kU32, kF32, kC64, kF64, kI64, kU64,
+  kC32, kC128, kBits8, kBits16,
 };
-inline constexpr int kDtypeCount = 23;  // kUnspecified included
+inline constexpr int kDtypeCount = 27;  // kUnspecified included
 
 // Bits of one element; 0 for kUnspecified.
 uint32_t BitsOf(Dtype dtype);

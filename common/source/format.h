@@ -24,6 +24,9 @@ struct Listing {
   std::string source;  // absolute, without a slash at its end
   bool is_folder = false;
   std::vector<std::string> names;  // of the entries of a folder, sorted
+  // Which part of it was asked for, where a source has several ("model", "optimizer"): what stood
+  // behind the "#" of its name. Empty: the one that a format takes by default.
+  std::string part = {};
 };
 
 // Blocking. Errors: those of Storage; InvalidArgument SOURCE_INVALID for a folder of more than

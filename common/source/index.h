@@ -3,6 +3,7 @@
 #ifndef CKPTD_COMMON_SOURCE_INDEX_H_
 #define CKPTD_COMMON_SOURCE_INDEX_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -40,7 +41,7 @@ struct SourceFile {
   bool operator==(const SourceFile&) const = default;
 };
 
-// One box of a tensor, little-endian, in one file. common/source/piece.h has its arithmetic.
+// One box of a tensor in one file. common/source/piece.h has its arithmetic.
 struct Piece {
   uint32_t file = 0;    // index into CheckpointIndex::files
   uint64_t offset = 0;  // of the box's first element: absolute, in bytes
@@ -71,12 +72,18 @@ struct TensorEntry {
   // Which part of a training state it belongs to, as a number in CheckpointIndex::groups.
   uint32_t group = 0;
   Shape shape = {};                // of elements, also for sub-byte dtypes
+  // In the files the highest byte of each number comes first; complex numbers are two numbers.
+  // Slabs are little-endian always.
+  bool big_endian = false;
   std::vector<Piece> pieces = {};  // disjoint, together the whole tensor; at least one
 };
+
+inline constexpr size_t kMaxSourceValues = 1'000'000;
 
 // Sorted by tensor name, byte order. Names are unique, aliases are not tensors.
 struct CheckpointIndex {
   std::string source;  // absolute path as asked for
+  std::string format;  // as its CheckpointFormat is called; empty: not known
   // The files that hold tensors, in the order of their names; then the index, if one named them.
   std::vector<SourceFile> files;
   std::vector<TensorEntry> tensors;
@@ -87,6 +94,11 @@ struct CheckpointIndex {
   std::map<std::string, std::string> aliases;
   // Metadata of the files, merged; the first file to state a key wins.
   std::map<std::string, std::string> metadata;
+  // What is no tensor, by the path that leads to it ("optimizer.param_groups.0.lr"): plain values
+  // as JSON ("0.001"), and objects of classes, which nobody builds, as "module.Name". At most
+  // kMaxSourceValues of both.
+  std::map<std::string, std::string> values;
+  std::map<std::string, std::string> opaque;
 
   // The tensor of that name or alias; nullptr when there is none. O(log n).
   const TensorEntry* Find(const std::string& name) const;

@@ -19,7 +19,9 @@ SOURCE_SEAMS = [f"common/source/{name}.h" for name in ("access", "passed_files",
 SOURCE = [*SOURCE_SEAMS, *(f"common/source/{name}.h" for name in ("hub_cache", "manifest", "open", "piece_reader",
                                                                "registry"))]
 FORMATS = sorted(folder.name for folder in (ROOT / "common/source/formats").iterdir())
-BEHIND_SEAMS = ("common/source/storage/", "common/source/formats/")
+# What several formats are made of: each part may include those before it.
+FORMAT_PARTS = ["common/source/pickle", "common/source/zip", "common/source/torch"]
+BEHIND_SEAMS = ("common/source/storage/", "common/source/formats/", *(f"{part}/" for part in FORMAT_PARTS))
 # Who may name storages and formats.
 REGISTRY = "common/source/registry.cc"
 # The daemon's own rooms: each may include those before it.
@@ -31,8 +33,9 @@ ALLOWED = {
     "common/base": ["common/base"],
     "common/source": [*SOURCE, "common/base"],
     "common/source/storage": ["common/source/storage", *SOURCE_SEAMS, "common/base"],
+    **{part: [*FORMAT_PARTS[:place + 1], *SOURCE_SEAMS, "common/base"] for place, part in enumerate(FORMAT_PARTS)},
     # A format knows no storage and no other format.
-    **{f"common/source/formats/{name}": [f"common/source/formats/{name}", *SOURCE_SEAMS, "common/base"]
+    **{f"common/source/formats/{name}": [f"common/source/formats/{name}", *FORMAT_PARTS, *SOURCE_SEAMS, "common/base"]
        for name in FORMATS},
     "common/layout": ["common/layout", "common/source", "common/base"],
     "common/plan": ["common/plan", "common/layout", "common/source", "common/base"],

@@ -1,0 +1,38 @@
+// Reads pickles of protocols 0 to 5 without running anything: "inert, not closed". Pure.
+#ifndef CKPTD_COMMON_SOURCE_PICKLE_PICKLE_H_
+#define CKPTD_COMMON_SOURCE_PICKLE_PICKLE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "common/source/pickle/value.h"
+
+namespace ckptd::pickle {
+
+// Ours: bounds on what a hostile pickle can cost. Each is far above what real checkpoints hold.
+struct Limits {
+  size_t pickle_bytes = size_t{1} << 30;
+  size_t values = 20'000'000;
+  size_t depth = 2'000;          // of the stack of marks
+  size_t memo = 10'000'000;
+  size_t text_bytes = size_t{64} << 20;  // of one string
+  size_t total_bytes = size_t{2} << 30;  // of all values together
+};
+
+struct Parsed {
+  Document document;
+  size_t bytes = 0;  // of the pickle, up to and with its STOP
+};
+
+// Reads the pickle that `bytes` begin with; more may follow. Linear in the bytes. Errors: DataLoss
+// SOURCE_INVALID (fact "offset") for what is no pickle or breaks off; InvalidArgument
+// SOURCE_INVALID where a limit is passed; PermissionDenied SOURCE_UNSAFE (fact "calls") for a pickle
+// that would call what executes something, such as os.system.
+absl::StatusOr<Parsed> Parse(std::span<const std::byte> bytes, const Limits& limits = {});
+
+}  // namespace ckptd::pickle
+
+#endif  // CKPTD_COMMON_SOURCE_PICKLE_PICKLE_H_

@@ -1,0 +1,72 @@
+// What torch.save wrote: the pickle of one file and the storages that its tensors are views of.
+// Used by all formats that hold files of torch.
+#ifndef CKPTD_COMMON_SOURCE_TORCH_FILE_H_
+#define CKPTD_COMMON_SOURCE_TORCH_FILE_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/source/index.h"
+#include "common/source/pickle/value.h"
+#include "common/source/storage.h"
+
+namespace ckptd::torch {
+
+// Bytes of a file that tensors are views of.
+struct StorageBytes {
+  uint64_t offset = 0;  // absolute in its file
+  uint64_t bytes = 0;
+  bool is_deflated = false;  // no tensor can lie in it: the piece has no offset in the file
+};
+
+// A file of torch.save, read up to its storages. Movable; values stay where they are.
+struct File {
+  SourceFile file;  // header_hash is of the pickle
+  pickle::Document document;
+  std::map<std::string, StorageBytes> storages;  // by the key that persistent ids name
+  bool big_endian = false;
+  std::string_view form;  // "zip", "legacy": for people
+};
+
+// Whether the object begins as torch.save's files do: a zip with a data.pkl, or a legacy pickle
+// with torch's magic number. Reads at most 64 KiB at each end. Errors mean no.
+bool IsTorchFile(const ReadableObject& object);
+
+// Reads a zip, or a legacy file of torch before 1.6. Errors, each with fact "file": DataLoss
+// SOURCE_INVALID; Unimplemented SOURCE_UNSUPPORTED for the tar form, TorchScript and plain
+// pickles, each by name; those of pickle::Parse and of the storage.
+absl::StatusOr<File> ReadFile(const Storage& storage, const std::string& path);
+// The same of a part of an object: an entry of a DCP file is a file of its own.
+absl::StatusOr<File> ReadFile(std::shared_ptr<const ReadableObject> object, uint64_t begin,
+                              uint64_t bytes);
+
+// A tensor as its file describes it.
+struct Tensor {
+  Dtype dtype = Dtype::kUnspecified;
+  Shape shape;
+  Shape strides;  // in elements; empty: C order (CompactStrides)
+  std::string storage;  // key
+  uint64_t offset = 0;  // of its first element, absolute in the file, in bytes
+  bool is_parameter = false;
+  // "module.Name" of a subclass of Tensor whose own attributes it lies in; else empty.
+  std::string wrapper;
+};
+
+// What `value` describes if it is a tensor of torch (also a Parameter, or a numpy array in its
+// storage-less form refused by name); nullopt: it is something else. Its view lies in its storage.
+// Errors: Unimplemented SOURCE_UNSUPPORTED for sparse, quantised, nested and meta tensors;
+// DataLoss SOURCE_INVALID for a view that leaves its storage.
+absl::StatusOr<std::optional<Tensor>> TensorOf(const File& file, const pickle::Value& value);
+
+// The piece that holds the whole of such a tensor; `number` is the file's in the index.
+Piece PieceOf(const Tensor& tensor, uint32_t number);
+
+}  // namespace ckptd::torch
+
+#endif  // CKPTD_COMMON_SOURCE_TORCH_FILE_H_
