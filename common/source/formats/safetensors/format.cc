@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "common/base/status.h"
-#include "common/source/formats/safetensors/file.h"
+#include "common/source/safetensors/file.h"
 #include "common/source/formats/safetensors/folder.h"
 #include "common/source/formats/safetensors/locate.h"
 #include "common/source/formats/safetensors/merge.h"
