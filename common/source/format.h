@@ -33,6 +33,17 @@ struct Listing {
 // kMaxFolderEntries.
 absl::StatusOr<Listing> ListSource(const Storage& storage, const std::string& source);
 
+// The error for files that a folder lacks: NotFound SOURCE_NOT_FOUND, fact "file" the first one. The
+// sentence names all of them, or as many as it has room for. `names` are relative to the folder, not
+// empty, and end "opening FOLDER: it lacks NAMES; ADVICE".
+absl::Status FilesMissing(const std::string& folder, const std::vector<std::string>& names,
+                          std::string_view advice);
+
+// Sorts the tensors of an index by name and checks each. Errors, with facts "file" and "tensor":
+// DataLoss SOURCE_INVALID for a name that is there twice, and for a piece that does not hold
+// together (WhyImpossible).
+absl::Status FinishTensors(CheckpointIndex& index);
+
 struct OpenedCheckpoint {
   CheckpointIndex index;
   // Sentences for people about what does no harm: files that were left out, and where an index
