@@ -1,8 +1,8 @@
-#include "server/transfer/cast.h"
+#include "common/cast/cast.h"
 
 #include <cstring>
 
-#include "server/transfer/cpu.h"
+#include "common/base/cpu.h"
 
 namespace ckptd {
 namespace internal {

@@ -1,4 +1,4 @@
-#include "server/transfer/cast.h"
+#include "common/cast/cast.h"
 
 #include <gtest/gtest.h>
 

@@ -6,8 +6,8 @@
 // F64, F16 -> BF16, BF16 -> F32, BF16 -> F64). In the other pairs torch's kernels differ with
 // CPU, length and stride. Ours then write 0x7fc0 to BF16. To other types they keep the sign and
 // the leading payload bits, made quiet. Results are the same on every CPU.
-#ifndef CKPTD_SERVER_TRANSFER_CAST_H_
-#define CKPTD_SERVER_TRANSFER_CAST_H_
+#ifndef CKPTD_COMMON_CAST_CAST_H_
+#define CKPTD_COMMON_CAST_CAST_H_
 
 #include <cstddef>
 
@@ -32,4 +32,4 @@ CastKernel CastKernelAvx512();
 }  // namespace internal
 }  // namespace ckptd
 
-#endif  // CKPTD_SERVER_TRANSFER_CAST_H_
+#endif  // CKPTD_COMMON_CAST_CAST_H_

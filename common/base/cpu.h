@@ -1,6 +1,6 @@
-// Tells which vector units this folder's kernels may use on this CPU.
-#ifndef CKPTD_SERVER_TRANSFER_CPU_H_
-#define CKPTD_SERVER_TRANSFER_CPU_H_
+// Tells which vector units kernels may use on this CPU.
+#ifndef CKPTD_COMMON_BASE_CPU_H_
+#define CKPTD_COMMON_BASE_CPU_H_
 
 #include <cpuid.h>
 
@@ -20,4 +20,4 @@ inline bool HasAvx512() { return HasAvx2() && __builtin_cpu_supports("avx512f");
 
 }  // namespace ckptd::internal
 
-#endif  // CKPTD_SERVER_TRANSFER_CPU_H_
+#endif  // CKPTD_COMMON_BASE_CPU_H_
