@@ -23,7 +23,7 @@ NOT_YET = set("""
     accelerate_fsdp1_full accelerate_fsdp1_local_flat accelerate_fsdp1_local_orig accelerate_fsdp1_no_dcp
     accelerate_fsdp1_sharded accelerate_fsdp1_sharded_flat accelerate_fsdp2_full accelerate_fsdp2_no_dcp
     accelerate_fsdp2_sharded accelerate_offload accelerate_save_state_fsdp2 bnb_fp4 bnb_nf4 dcp_fsdp2_4
-    dcp_fsdp2_4_flat_optim_threads dcp_fsdp2_tp_strided dcp_hf_sharded dcp_hsdp_2x2 dcp_interrupted
+    dcp_fsdp2_4_flat_optim_threads dcp_fsdp2_tp_strided dcp_hsdp_2x2 dcp_interrupted
     dcp_safetensors_items dcp_torch_2_1 dcp_zstd deepspeed_zero1 deepspeed_zero2_groups deepspeed_zero2_round_robin
     deepspeed_zero3 gguf hf_trainer_checkpoint lightning_ckpt lightning_fsdp_dir megatron19_distopt_fully_reshardable
     megatron19_torch_dist_tp2 megatron_distopt_dp_reshardable megatron_distopt_fully_reshardable
