@@ -75,6 +75,10 @@ struct TensorEntry {
   // In the files the highest byte of each number comes first; complex numbers are two numbers.
   // Slabs are little-endian always.
   bool big_endian = false;
+  // In the files they have the other sign: real numbers and the real parts of complex ones, or the
+  // imaginary parts. The sign is the highest bit of a number.
+  bool negates_real = false;
+  bool negates_imaginary = false;
   std::vector<Piece> pieces = {};  // disjoint, together the whole tensor; at least one
 };
 
