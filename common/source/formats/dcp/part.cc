@@ -21,10 +21,10 @@ namespace {
 using pickle::Kind;
 using pickle::Value;
 
-constexpr char kModel[] = "model";
-constexpr char kOptimizer[] = "optimizer";
-constexpr char kExtra[] = "extra";
-constexpr char kAll[] = "all";
+constexpr char kModelPart[] = "model";
+constexpr char kOptimizerPart[] = "optimizer";
+constexpr char kExtraPart[] = "extra";
+constexpr char kAllPart[] = "all";
 
 enum class Role : uint8_t { kNone, kModel, kOptimizer, kExtra };
 
@@ -100,7 +100,7 @@ class Chooser {
     DropChanceGroups();
     for (const Grouped& grouped : grouped_) {
       groups_.insert(grouped.group);
-      if (grouped.role == Role::kModel && (model_.empty() || grouped.group == kModel)) {
+      if (grouped.role == Role::kModel && (model_.empty() || grouped.group == kModelPart)) {
         model_ = grouped.group;
       }
     }
@@ -112,7 +112,7 @@ class Chooser {
     for (size_t i = 0; i < grouped_.size(); ++i) {
       if (IsOf(part, grouped_[i])) numbers.push_back(i);
     }
-    const bool is_there = !numbers.empty() || stored_.empty() || part == kAll;
+    const bool is_there = !numbers.empty() || stored_.empty() || part == kAllPart;
     if (is_there) return Take(part, numbers);
     const std::vector<std::string_view> parts = Parts();
     return NoSuchPart(listing_, parts);
@@ -136,10 +136,10 @@ class Chooser {
     return model_.empty() ? one.role == Role::kNone : one.group == model_;
   }
   bool IsOf(std::string_view part, const Grouped& one) const {
-    if (part == kAll) return true;
-    if (part == kModel) return IsModel(one);
-    if (part == kOptimizer) return one.role == Role::kOptimizer;
-    if (part == kExtra) return !IsModel(one) && one.role != Role::kOptimizer;
+    if (part == kAllPart) return true;
+    if (part == kModelPart) return IsModel(one);
+    if (part == kOptimizerPart) return one.role == Role::kOptimizer;
+    if (part == kExtraPart) return !IsModel(one) && one.role != Role::kOptimizer;
     return !one.group.empty() && one.group == part;
   }
   bool Has(std::string_view part) const {
@@ -147,17 +147,17 @@ class Chooser {
                        [&](const Grouped& one) { return IsOf(part, one); });
   }
   std::string_view Default() const {
-    for (const char* const part : {kModel, kOptimizer}) {
+    for (const char* const part : {kModelPart, kOptimizerPart}) {
       if (Has(part)) return part;
     }
-    return kAll;
+    return kAllPart;
   }
   // A few, for a sentence.
   std::vector<std::string_view> Parts() const {
     constexpr size_t kMost = 20;
     std::vector<std::string_view> parts;
     std::copy_if(std::begin(kParts), std::end(kParts), std::back_inserter(parts),
-                 [this](std::string_view part) { return part == kAll || Has(part); });
+                 [this](std::string_view part) { return part == kAllPart || Has(part); });
     for (const std::string_view group : groups_) {
       const bool is_new = !group.empty() && std::find(parts.begin(), parts.end(), group) == parts.end();
       if (is_new && group != model_ && parts.size() < kMost) parts.push_back(group);
@@ -167,7 +167,7 @@ class Chooser {
 
   Part Take(std::string_view part, const std::vector<size_t>& numbers) const {
     Part out;
-    const bool strips = part != kAll && !numbers.empty() &&
+    const bool strips = part != kAllPart && !numbers.empty() &&
                         std::all_of(numbers.begin(), numbers.end(), [&](size_t number) {
                           return grouped_[number].group == grouped_[numbers.front()].group;
                         });
@@ -203,7 +203,7 @@ class Chooser {
                              Escape(fmt::format("{}", fmt::join(others, ", #"))));
   }
 
-  static constexpr const char* kParts[] = {kModel, kOptimizer, kExtra, kAll};
+  static constexpr const char* kParts[] = {kModelPart, kOptimizerPart, kExtraPart, kAllPart};
 
   const Listing& listing_;
   const std::span<const Stored> stored_;
