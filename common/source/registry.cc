@@ -1,5 +1,6 @@
 #include "common/source/registry.h"
 
+#include "common/source/formats/dcp/format.h"
 #include "common/source/formats/safetensors/format.h"
 #include "common/source/storage/access_storage.h"
 #include "common/source/storage/posix.h"
@@ -23,8 +24,9 @@ absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::stri
 }
 
 std::span<const CheckpointFormat* const> Formats() {
+  static const DcpFormat dcp{};
   static const SafetensorsFormat safetensors{};
-  static const CheckpointFormat* const all[] = {&safetensors};
+  static const CheckpointFormat* const all[] = {&dcp, &safetensors};
   return all;
 }
 

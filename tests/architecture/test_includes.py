@@ -37,8 +37,11 @@ ALLOWED = {
     # A format knows no storage and no other format.
     **{f"common/source/formats/{name}": [f"common/source/formats/{name}", *FORMAT_PARTS, *SOURCE_SEAMS, "common/base"]
        for name in FORMATS},
+    "common/cast": ["common/cast", "common/source", "common/base"],
     "common/layout": ["common/layout", "common/source", "common/base"],
     "common/plan": ["common/plan", "common/layout", "common/source", "common/base"],
+    # Files at rest: writers of what a source holds.
+    "common/export": ["common/export", "common/layout", "common/cast", "common/source", "common/base"],
     "common/devices": ["common/devices", "common/layout", "common/source", "common/base"],
     "common/wire": ["common/wire", "common/plan", "common/devices", "common/layout", "common/source", "common/base",
                     "ckptd/v1"],
