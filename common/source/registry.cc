@@ -1,5 +1,7 @@
 #include "common/source/registry.h"
 
+#include "common/source/formats/gguf/format.h"
+#include "common/source/formats/offload/format.h"
 #include "common/source/formats/safetensors/format.h"
 #include "common/source/storage/access_storage.h"
 #include "common/source/storage/posix.h"
@@ -23,8 +25,10 @@ absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::stri
 }
 
 std::span<const CheckpointFormat* const> Formats() {
+  static const OffloadFormat offload{};
+  static const GgufFormat gguf{};
   static const SafetensorsFormat safetensors{};
-  static const CheckpointFormat* const all[] = {&safetensors};
+  static const CheckpointFormat* const all[] = {&offload, &gguf, &safetensors};
   return all;
 }
 
