@@ -54,7 +54,7 @@ bool IsOf(const CheckpointIndex& index, const fs::path& target) {
 // one in which its files were opened.
 bool IsFolderOf(const CheckpointIndex& index, const fs::path& folder) {
   std::error_code ignored;
-  if (fs::equivalent(folder, index.source, ignored)) return true;
+  if (fs::equivalent(folder, index.path(), ignored)) return true;
   return std::any_of(index.files.begin(), index.files.end(), [&](const SourceFile& file) {
     return fs::equivalent(folder, fs::path(file.path).parent_path(), ignored);
   });

@@ -11,7 +11,6 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/layout/validate.h"
-#include "common/source/boxes.h"
 
 namespace ckptd {
 namespace {

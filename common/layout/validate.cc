@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -17,6 +19,41 @@ constexpr size_t kMaxBoxes = 65536;
 
 absl::Status Invalid(const std::string& sentence) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kLayoutInvalid, sentence);
+}
+
+bool Intersect(const Box& a, const Box& b) {
+  for (size_t dim = 0; dim < a.offsets.size(); ++dim) {
+    if (a.offsets[dim] >= b.offsets[dim] + b.extents[dim]) return false;
+    if (b.offsets[dim] >= a.offsets[dim] + a.extents[dim]) return false;
+  }
+  return true;
+}
+
+// The dimension along which the fewest pairs of boxes overlap. Sweeping along it is fast for
+// columns and for rows.
+size_t DimOfFewestPairs(const std::vector<Box>& boxes) {
+  size_t best = 0;
+  uint64_t fewest = std::numeric_limits<uint64_t>::max();
+  std::vector<uint64_t> starts(boxes.size());
+  for (size_t dim = 0; dim < boxes[0].offsets.size(); ++dim) {
+    std::transform(boxes.begin(), boxes.end(), starts.begin(),
+                   [dim](const Box& box) { return box.offsets[dim]; });
+    std::sort(starts.begin(), starts.end());
+    const auto before = [&starts](uint64_t at) {
+      return static_cast<uint64_t>(std::lower_bound(starts.begin(), starts.end(), at) -
+                                   starts.begin());
+    };
+    // Each pair is counted at the box that starts first, or at both if they start together.
+    uint64_t pairs = 0;
+    for (const Box& box : boxes) {
+      pairs += before(box.offsets[dim] + box.extents[dim]) - before(box.offsets[dim]);
+    }
+    if (pairs < fewest) {
+      fewest = pairs;
+      best = dim;
+    }
+  }
+  return best;
 }
 
 absl::Status CheckNamesDiffer(const RankLayout& layout) {
@@ -187,6 +224,25 @@ std::optional<std::vector<uint32_t>> CoordinatesOf(const Mesh& mesh, uint32_t ra
     position /= mesh.shape[dim];
   }
   return coordinates;
+}
+
+std::optional<size_t> FindOverlap(const std::vector<Box>& boxes) {
+  if (boxes.size() < 2) return std::nullopt;
+  if (boxes[0].offsets.empty()) return 0;
+  const size_t sweep = DimOfFewestPairs(boxes);
+  std::vector<size_t> order(boxes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return boxes[a].offsets[sweep] < boxes[b].offsets[sweep];
+  });
+  for (size_t i = 0; i < order.size(); ++i) {
+    const Box& box = boxes[order[i]];
+    const uint64_t end = box.offsets[sweep] + box.extents[sweep];
+    for (size_t j = i + 1; j < order.size() && boxes[order[j]].offsets[sweep] < end; ++j) {
+      if (Intersect(box, boxes[order[j]])) return order[j];
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace ckptd

@@ -46,6 +46,10 @@ absl::Status CheckRankLayout(const RankLayout& layout);
 // Coordinates of a rank in a mesh that CheckMeshShape accepts. Nullopt if absent.
 std::optional<std::vector<uint32_t>> CoordinatesOf(const Mesh& mesh, uint32_t rank);
 
+// Index of a box that overlaps another one. Nullopt if all are disjoint. Boxes must have the same
+// number of dimensions, no extent 0 and no end that overflows.
+std::optional<size_t> FindOverlap(const std::vector<Box>& boxes);
+
 }  // namespace ckptd
 
 #endif  // CKPTD_COMMON_LAYOUT_VALIDATE_H_

@@ -1,4 +1,5 @@
-// The arithmetic of flat parameters: which run of one a rank holds. Pure; thread-safe.
+// The arithmetic of flat parameters: which run of one a rank holds, and where it lies in a slab.
+// BoxesOfRange has the boxes of a member that a run covers. Pure; thread-safe.
 #ifndef CKPTD_COMMON_PLAN_FLAT_PARAMETER_H_
 #define CKPTD_COMMON_PLAN_FLAT_PARAMETER_H_
 

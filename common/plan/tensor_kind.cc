@@ -13,9 +13,9 @@
 #include "common/base/checked_math.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/layout/validate.h"
 #include "common/plan/box_copy.h"
 #include "common/plan/flat_parameter.h"
-#include "common/source/boxes.h"
 #include "common/source/piece.h"
 
 namespace ckptd {

@@ -9,6 +9,7 @@
 
 #include "common/base/caller.h"
 #include "common/source/passed_files.h"
+#include "common/source/path_text.h"
 
 namespace ckptd {
 
@@ -28,9 +29,10 @@ struct SourceAccess {
   std::string job = {};  // whose passed files count
 
   PassedFiles::Owner owner() const { return {UserOf(guest), job}; }
-  // Whether its client, or another one of its user and job, has passed it.
+  // Whether its client, or another one of its user and job, has passed it, or what it is a part of.
   bool IsPassed(const std::string& source) const {
-    return rules != nullptr && rules->passed.Has(owner(), source);
+    return rules != nullptr && (rules->passed.Has(owner(), source) ||
+                                rules->passed.Has(owner(), SplitPart(source).path));
   }
 };
 

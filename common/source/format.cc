@@ -1,6 +1,7 @@
 #include "common/source/format.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -76,6 +77,19 @@ absl::Status FinishTensors(CheckpointIndex& index) {
     }
   }
   return absl::OkStatus();
+
+absl::Status CheckPart(const Listing& listing, std::initializer_list<std::string_view> parts) {
+  const bool has = listing.part.empty() ||
+                   std::find(parts.begin(), parts.end(), listing.part) != parts.end();
+  return has ? absl::OkStatus() : NoSuchPart(listing, parts);
+}
+
+absl::Status NoSuchPart(const Listing& listing, std::span<const std::string_view> parts) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
+                   fmt::format("opening {}: it has no part \"{}\"; name one that it has (#{}), or "
+                               "none for its default",
+                               listing.source, listing.part, fmt::join(parts, ", #")),
+                   {{"file", listing.source}});
 }
 
 }  // namespace ckptd

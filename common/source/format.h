@@ -4,6 +4,8 @@
 #define CKPTD_COMMON_SOURCE_FORMAT_H_
 
 #include <cstddef>
+#include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,7 +23,7 @@ inline constexpr size_t kMaxFolderEntries = 1'000'000;
 
 // What a source is by names alone.
 struct Listing {
-  std::string source;  // absolute, without a slash at its end
+  std::string source;  // absolute, without a slash at its end, and without its part
   bool is_folder = false;
   std::vector<std::string> names;  // of the entries of a folder, sorted
   // Which part of it was asked for, where a source has several ("model", "optimizer"): what stood
@@ -43,6 +45,11 @@ absl::Status FilesMissing(const std::string& folder, const std::vector<std::stri
 // DataLoss SOURCE_INVALID for a name that is there twice, and for a piece that does not hold
 // together (WhyImpossible).
 absl::Status FinishTensors(CheckpointIndex& index);
+
+// OK if no part was asked for, or one of `parts`; else NoSuchPart.
+absl::Status CheckPart(const Listing& listing, std::initializer_list<std::string_view> parts);
+// InvalidArgument SOURCE_INVALID for a source that has these parts and not the one asked for.
+absl::Status NoSuchPart(const Listing& listing, std::span<const std::string_view> parts);
 
 struct OpenedCheckpoint {
   CheckpointIndex index;
@@ -70,7 +77,7 @@ class CheckpointFormat {
 
   // All tensors of the source, from its headers. Of the index `tensors` are sorted and unique, and
   // every piece holds together (WhyImpossible); `files` are those that hold tensors, then those
-  // that said which; `source` is listing.source. Errors, each with fact "file": DataLoss
+  // that said which; `source` and `part` are left to the caller. Errors, each with fact "file": DataLoss
   // SOURCE_INVALID (with the fact "error" where the format has a name for it), InvalidArgument
   // SOURCE_INVALID where a limit is passed, Unimplemented SOURCE_UNSUPPORTED, NotFound
   // SOURCE_NOT_FOUND; those of the storage.

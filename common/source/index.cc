@@ -37,6 +37,10 @@ const TensorEntry* CheckpointIndex::Find(const std::string& name) const {
   return at != tensors.end() && at->name == wanted ? &*at : nullptr;
 }
 
+std::string CheckpointIndex::path() const {
+  return part.empty() ? source : source.substr(0, source.size() - part.size() - 1);
+}
+
 uint64_t IdentityOf(const std::vector<SourceFile>& files) {
   std::vector<uint64_t> facts;
   for (const SourceFile& file : files) {

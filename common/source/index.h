@@ -82,7 +82,8 @@ inline constexpr size_t kMaxSourceValues = 1'000'000;
 
 // Sorted by tensor name, byte order. Names are unique, aliases are not tensors.
 struct CheckpointIndex {
-  std::string source;  // absolute path as asked for
+  std::string source;  // absolute path as asked for, with "#part" where one was
+  std::string part;    // of the source, as asked for; mostly empty
   std::string format;  // as its CheckpointFormat is called; empty: not known
   // The files that hold tensors, in the order of their names; then the index, if one named them.
   std::vector<SourceFile> files;
@@ -102,6 +103,8 @@ struct CheckpointIndex {
 
   // The tensor of that name or alias; nullptr when there is none. O(log n).
   const TensorEntry* Find(const std::string& name) const;
+  // Of the source, without its part.
+  std::string path() const;
 };
 
 // Digest over who the files were, in their order: equal for files that nobody replaced

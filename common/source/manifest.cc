@@ -217,7 +217,7 @@ void CompareFiles(const Manifest& kept, const Manifest& now,
 }  // namespace
 
 std::string NameInManifest(const CheckpointIndex& index, const SourceFile& file) {
-  return std::filesystem::path(file.path).lexically_relative(FolderOf(index.source)).string();
+  return std::filesystem::path(file.path).lexically_relative(FolderOf(index.path())).string();
 }
 
 absl::StatusOr<Manifest> MakeManifest(const CheckpointIndex& index, unsigned threads) {

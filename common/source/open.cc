@@ -31,8 +31,9 @@ absl::Status Changed(const std::string& path, std::string_view how) {
 
 // As AbsolutePath, with nothing expanded.
 absl::StatusOr<std::string> MakeAbsolute(const std::string& source) {
-  CKPTD_ASSIGN_OR_RETURN(const std::string name, PathOfName(source));
-  std::string path = PathOfText(name);
+  const SourceName asked = SplitPart(source);
+  CKPTD_ASSIGN_OR_RETURN(const std::string name, PathOfName(asked.path));
+  std::string path = PathOfText(name == asked.path ? source : JoinPart(name, asked.part));
   if (path.empty() || path.find('\0') != std::string::npos) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
                      "opening the checkpoint: its path is empty or contains NUL; name a "
@@ -55,10 +56,22 @@ struct Named {
   const CheckpointFormat& format;
 };
 
+// What lies at `path`, or else the part of it that it names.
+absl::StatusOr<Listing> ListNamed(const Storage& storage, const std::string& path) {
+  absl::StatusOr<Listing> whole = ListSource(storage, path);
+  if (whole.status().code() != absl::StatusCode::kNotFound) return whole;
+  SourceName name = SplitPart(path);
+  if (name.part.empty()) return whole;
+  absl::StatusOr<Listing> listing = ListSource(storage, name.path);
+  if (listing.status().code() == absl::StatusCode::kNotFound) return whole;
+  if (listing.ok()) listing->part = std::move(name.part);
+  return listing;
+}
+
 absl::StatusOr<Named> NamedBy(const std::string& source, const SourceAccess& access) {
   CKPTD_ASSIGN_OR_RETURN(const std::string path, MakeAbsolute(source));
   std::shared_ptr<const Storage> storage = StorageOf(path, access);
-  CKPTD_ASSIGN_OR_RETURN(Listing listing, ListSource(*storage, path));
+  CKPTD_ASSIGN_OR_RETURN(Listing listing, ListNamed(*storage, path));
   const CheckpointFormat& format = FormatOf(*storage, listing);
   return Named{std::move(storage), std::move(listing), format};
 }
@@ -108,7 +121,9 @@ std::string Expand(std::string text) {
 absl::StatusOr<std::string> AbsolutePath(const std::string& source) {
   std::error_code ignored;
   const bool exists = std::filesystem::exists(std::filesystem::symlink_status(source, ignored));
-  return MakeAbsolute(exists ? source : Expand(source));
+  if (exists) return MakeAbsolute(source);
+  const SourceName name = SplitPart(Expand(source));
+  return MakeAbsolute(JoinPart(name.path, name.part));
 }
 
 absl::Status Recognise(const std::string& source, const SourceAccess& access) {
@@ -125,7 +140,11 @@ absl::StatusOr<CheckpointIndex> OpenCheckpoint(const std::string& source,
 absl::StatusOr<OpenedCheckpoint> OpenWithRemarks(const std::string& source,
                                                  const SourceAccess& access) {
   CKPTD_ASSIGN_OR_RETURN(const Named named, NamedBy(source, access));
-  return named.format.ReadIndex(*named.storage, named.listing);
+  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened,
+                         named.format.ReadIndex(*named.storage, named.listing));
+  opened.index.source = JoinPart(named.listing.source, named.listing.part);
+  opened.index.part = named.listing.part;
+  return opened;
 }
 
 absl::StatusOr<OpenedCheckpoint> OpenSettledCheckpoint(const std::string& source,

@@ -13,14 +13,15 @@
 namespace ckptd {
 
 // The absolute path of what a person names: a path, a file URI, or a model as PathOfName takes
-// it. Where there is no such path, "~" and variables of this process are expanded as by a shell.
+// it, with "#part" behind them. Where there is no such path, "~" and variables of this process are expanded as by a shell.
 // Links are kept, trailing slashes are not. Errors: those of PathOfName; InvalidArgument
 // SOURCE_INVALID for an empty one.
 absl::StatusOr<std::string> AbsolutePath(const std::string& source);
 
 // Reads and validates the headers of `source`, as AbsolutePath takes it but for what is expanded: a
-// .safetensors file, a *.index.json file, or a directory (also a symlinked
-// Hugging Face snapshot). In a directory its format says which files count.
+// file, an index, or a directory (also a symlinked Hugging Face snapshot). In a directory its
+// format says which files count. "#part" behind the path of a source that has several asks for one
+// of them ("/ckpt#optimizer"), unless there is a file of that whole name.
 // Blocking; thread-safe. Errors: NotFound SOURCE_NOT_FOUND, DataLoss
 // SOURCE_INVALID (with the safetensors error name as fact "error", the file as
 // fact "file"), PermissionDenied SOURCE_UNREADABLE, Unimplemented

@@ -1,6 +1,7 @@
 #include "common/source/path_text.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstddef>
 
 #include "common/base/percent.h"
@@ -37,6 +38,23 @@ std::string SourceOfText(std::string_view text) {
   }
   if (!clean.empty() || path.empty()) return clean;
   return path.starts_with('/') ? "/" : ".";
+}
+
+SourceName SplitPart(std::string_view source) {
+  const size_t at = source.rfind('#');
+  const std::string_view part = at == std::string_view::npos ? "" : source.substr(at + 1);
+  const bool names_one = !part.empty() && std::all_of(part.begin(), part.end(), [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == '.';
+  });
+  if (!names_one) return {std::string(source), ""};
+  std::string_view path = source.substr(0, at);
+  // As a shell completes the name of a folder.
+  while (path.size() > 1 && path.ends_with('/')) path.remove_suffix(1);
+  return {std::string(path), std::string(part)};
+}
+
+std::string JoinPart(const std::string& path, std::string_view part) {
+  return part.empty() ? path : path + "#" + std::string(part);
 }
 
 }  // namespace ckptd

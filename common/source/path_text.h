@@ -20,6 +20,18 @@ std::string PathOfText(std::string_view text);
 // behind a link it is not what its text says.
 std::string SourceOfText(std::string_view text);
 
+// What a source is called: a path, and behind "#" which part of it ("/ckpt#optimizer").
+struct SourceName {
+  std::string path = {};
+  std::string part = {};  // empty: none is named
+};
+
+// `source` at the last "#" of its last name, where letters, digits, "_", "-" and "." follow; else
+// all of it is the path. Whether there is a file of that whole name, the caller sees.
+SourceName SplitPart(std::string_view source);
+// The opposite.
+std::string JoinPart(const std::string& path, std::string_view part);
+
 }  // namespace ckptd
 
 #endif  // CKPTD_COMMON_SOURCE_PATH_TEXT_H_

@@ -79,6 +79,8 @@ std::optional<SeriesPart> ParseSeriesPart(std::string_view name) {
   const std::optional<uint32_t> number = Digits(tail.substr(1, 5));
   const std::optional<uint32_t> count = Digits(tail.substr(10, 5));
   if (tail[0] != '-' || tail.substr(6, 4) != "-of-" || !number || !count) return std::nullopt;
+  // Torch numbers ranks, too, and a rank writes only those files that it has something for.
+  if (name.starts_with("shard-") && Digits(name.substr(6, 5)).has_value()) return std::nullopt;
   return SeriesPart{std::string(name.substr(0, name.size() - kPattern.size())), *number, *count};
 }
 

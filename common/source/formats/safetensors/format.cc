@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "common/base/status.h"
-#include "common/source/formats/safetensors/file.h"
+#include "common/source/safetensors/file.h"
 #include "common/source/formats/safetensors/folder.h"
 #include "common/source/formats/safetensors/locate.h"
 #include "common/source/formats/safetensors/merge.h"
@@ -72,7 +72,6 @@ absl::StatusOr<OpenedCheckpoint> SafetensorsFormat::ReadIndex(const Storage& sto
   }
   OpenedCheckpoint out;
   CKPTD_ASSIGN_OR_RETURN(out.index, merger.Finish());
-  out.index.source = listing.source;
   // The index decides which bytes a name means: it is part of what was loaded.
   if (located.index_file.has_value()) out.index.files.push_back(*located.index_file);
   out.remarks = located.remarks;

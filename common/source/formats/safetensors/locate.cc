@@ -119,6 +119,7 @@ absl::StatusOr<bool> FindsStill(const Storage& storage, const Listing& listing,
 
 absl::StatusOr<LocatedSource> LocateFiles(const Storage& storage, const Listing& listing) {
   const std::string& source = listing.source;
+  CKPTD_RETURN_IF_ERROR(CheckPart(listing, {"model"}));
   if (listing.is_folder) return LocateInFolder(storage, listing);
   if (source.ends_with(".json")) {
     CKPTD_RETURN_IF_ERROR(CheckExtension(source));

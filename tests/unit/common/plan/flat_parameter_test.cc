@@ -1,7 +1,6 @@
 #include "common/plan/flat_parameter.h"
 
 #include <memory>
-#include <numeric>
 
 #include "common/base/reasons.h"
 #include "common/plan/group_plan.h"

@@ -77,5 +77,16 @@ TEST_F(NamedSource, IsARevisionOfTheHubWithSlashes) {
   EXPECT_THAT(cut, Says("a slash inside of a revision is written %2F"));
 }
 
+TEST_F(NamedSource, KeepsThePartBehindIt) {
+  fs::create_directories(folder_ / "hub/models--me--two/snapshots/main");
+  EXPECT_EQ(*AbsolutePath("hf://me/two#optimizer"),
+            folder_ / "hub/models--me--two/snapshots/main#optimizer");
+  EXPECT_EQ(*AbsolutePath("me/two#optimizer"),
+            folder_ / "hub/models--me--two/snapshots/main#optimizer");
+  EXPECT_EQ(*AbsolutePath("~/a/#optimizer"), folder_ / "home/a#optimizer");
+  fs::create_directories(folder_ / "#odd");
+  EXPECT_EQ(*AbsolutePath(folder_ / "#odd"), folder_ / "#odd");
+}
+
 }  // namespace
 }  // namespace ckptd

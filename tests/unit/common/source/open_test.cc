@@ -16,7 +16,7 @@
 
 #include "common/base/digest.h"
 #include "common/base/reasons.h"
-#include "common/source/formats/safetensors/file.h"
+#include "common/source/safetensors/file.h"
 #include "common/source/path_text.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"
@@ -385,6 +385,43 @@ TEST(OpenCheckpoint, LeavesNoDescriptorOpen) {
   EXPECT_OK(OpenCheckpoint(folder.path()));
   EXPECT_FALSE(OpenCheckpoint(broken).ok());
   EXPECT_EQ(OpenDescriptors(), before);
+}
+
+// ---- Parts.
+
+TEST(OpenCheckpoint, TakesAPartThatTheFormatHas) {
+  const TempFolder folder;
+  folder.Write("model.safetensors", OneTensor("a"));
+  for (const std::string& path : {folder.path(), folder.path() + "/model.safetensors"}) {
+    ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(path + "#model"));
+    EXPECT_EQ(index.source, path + "#model");
+    EXPECT_EQ(index.part, "model");
+    EXPECT_EQ(index.path(), path);
+    EXPECT_OK(CheckUnchanged(index));
+    EXPECT_OK(Recognise(index.source));
+  }
+}
+
+TEST(OpenCheckpoint, NamesThePartsThereAre) {
+  const TempFolder folder;
+  const std::string path = folder.Write("m.safetensors", OneTensor("a"));
+  const absl::Status status = OpenCheckpoint(path + "#optimizer").status();
+  EXPECT_THAT(status, FailsWith(kInvalid, reason::kSourceInvalid));
+  EXPECT_THAT(status, Says("it has no part \"optimizer\"; name one that it has (#model)"));
+  EXPECT_EQ(FactsOf(status)["file"], path);
+  EXPECT_EQ(Recognise(path + "#optimizer").code(), kInvalid);
+}
+
+TEST(OpenCheckpoint, TakesAFileWhoseNameHoldsAHashAsAWhole) {
+  const TempFolder folder;
+  folder.Write("m", OneTensor("of the part"));
+  const std::string path = folder.Write("m#model", OneTensor("of the file"));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(path));
+  EXPECT_THAT(NamesOf(index), ElementsAre("of the file"));
+  EXPECT_EQ(index.part, "");
+  EXPECT_EQ(index.path(), path);
+  EXPECT_THAT(OpenCheckpoint(folder.path() + "/none#model").status(),
+              FailsWith(kNotFound, reason::kSourceNotFound));
 }
 
 class CheckUnchangedTest : public ::testing::Test {

@@ -39,6 +39,21 @@ TEST(PathText, ASourceHasOneSpelling) {
   EXPECT_EQ(SourceOfText("./"), ".");
 }
 
+TEST(PathText, APartStandsBehindTheLastHash) {
+  const auto split = [](std::string_view source) {
+    const SourceName name = SplitPart(source);
+    return name.path + " " + name.part;
+  };
+  EXPECT_EQ(split("/m/a#optimizer"), "/m/a optimizer");
+  EXPECT_EQ(split("/m/a/#optimizer"), "/m/a optimizer") << "a completed folder";
+  EXPECT_EQ(split("/m/#1#rank-0_x.pt"), "/m/#1 rank-0_x.pt");
+  for (const std::string whole : {"/m/a", "/m/a#", "/m/#a#", "/m#b/a", "/m/a#b c", ""}) {
+    EXPECT_EQ(split(whole), whole + " ");
+  }
+  EXPECT_EQ(JoinPart("/m/a", "x"), "/m/a#x");
+  EXPECT_EQ(JoinPart("/m/a", ""), "/m/a");
+}
+
 TEST(PathText, AnyPathComesBackFromTextThatIsUtf8) {
   std::mt19937 random(7);
   constexpr std::string_view kBytes = "/%4fF:\xff\xc3\xa9\x80 ";

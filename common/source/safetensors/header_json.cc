@@ -1,4 +1,4 @@
-#include "common/source/formats/safetensors/header_json.h"
+#include "common/source/safetensors/header_json.h"
 
 #include <fmt/format.h>
 

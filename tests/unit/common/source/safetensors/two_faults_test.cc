@@ -44,7 +44,7 @@ Fault ParseLine(const std::string& line) {
 
 // Both faults, then the later one alone.
 std::vector<std::pair<Fault, Fault>> ReadTable() {
-  std::ifstream in(CKPTD_SOURCE_DIR "/tests/unit/common/source/formats/safetensors/two_faults.txt");
+  std::ifstream in(CKPTD_SOURCE_DIR "/tests/unit/common/source/safetensors/two_faults.txt");
   std::vector<Fault> lines;
   for (std::string line; std::getline(in, line);) {
     if (!line.empty() && line[0] != '#') lines.push_back(ParseLine(line));

@@ -1,12 +1,12 @@
 // Reads the header of one safetensors file from storage.
-#ifndef CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_FILE_H_
-#define CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_FILE_H_
+#ifndef CKPTD_COMMON_SOURCE_SAFETENSORS_FILE_H_
+#define CKPTD_COMMON_SOURCE_SAFETENSORS_FILE_H_
 
 #include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "common/source/formats/safetensors/header.h"
+#include "common/source/safetensors/header.h"
 #include "common/source/index.h"
 #include "common/source/storage.h"
 
@@ -25,4 +25,4 @@ absl::StatusOr<SafetensorsFile> ReadSafetensorsFile(const Storage& storage,
 
 }  // namespace ckptd
 
-#endif  // CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_FILE_H_
+#endif  // CKPTD_COMMON_SOURCE_SAFETENSORS_FILE_H_

@@ -1,4 +1,4 @@
-#include "common/source/formats/safetensors/file.h"
+#include "common/source/safetensors/file.h"
 
 #include <algorithm>
 #include <memory>

@@ -6,8 +6,8 @@
 // tensor stated twice (the last one counts). Stricter than it, on purpose: a
 // tensor must be an object and its dtype a string (the reference also takes an
 // array of the three values and {"F32": null}), and the limits below.
-#ifndef CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_HEADER_H_
-#define CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_HEADER_H_
+#ifndef CKPTD_COMMON_SOURCE_SAFETENSORS_HEADER_H_
+#define CKPTD_COMMON_SOURCE_SAFETENSORS_HEADER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -72,4 +72,4 @@ absl::Status HeaderError(std::string_view error, std::string_view why,
 
 }  // namespace ckptd
 
-#endif  // CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_HEADER_H_
+#endif  // CKPTD_COMMON_SOURCE_SAFETENSORS_HEADER_H_

@@ -1,4 +1,4 @@
-#include "common/source/formats/safetensors/header.h"
+#include "common/source/safetensors/header.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-#include "common/source/formats/safetensors/header.h"
+#include "common/source/safetensors/header.h"
 
 #include <fmt/format.h>
 
@@ -10,7 +10,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/base/utf8.h"
-#include "common/source/formats/safetensors/header_json.h"
+#include "common/source/safetensors/header_json.h"
 #include "common/source/text.h"
 
 namespace ckptd {

@@ -1,11 +1,11 @@
 // The JSON inside a safetensors header. For safetensors_header.cc alone.
-#ifndef CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_HEADER_JSON_H_
-#define CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_HEADER_JSON_H_
+#ifndef CKPTD_COMMON_SOURCE_SAFETENSORS_HEADER_JSON_H_
+#define CKPTD_COMMON_SOURCE_SAFETENSORS_HEADER_JSON_H_
 
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "common/source/formats/safetensors/header.h"
+#include "common/source/safetensors/header.h"
 
 namespace ckptd {
 
@@ -17,4 +17,4 @@ absl::Status ReadHeaderJson(std::string_view json, SafetensorsHeader& header);
 
 }  // namespace ckptd
 
-#endif  // CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_HEADER_JSON_H_
+#endif  // CKPTD_COMMON_SOURCE_SAFETENSORS_HEADER_JSON_H_
