@@ -77,6 +77,7 @@ absl::Status FinishTensors(CheckpointIndex& index) {
     }
   }
   return absl::OkStatus();
+}
 
 absl::Status CheckPart(const Listing& listing, std::initializer_list<std::string_view> parts) {
   const bool has = listing.part.empty() ||
