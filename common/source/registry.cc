@@ -1,6 +1,8 @@
 #include "common/source/registry.h"
 
 #include "common/source/formats/dcp/format.h"
+#include "common/source/formats/gguf/format.h"
+#include "common/source/formats/offload/format.h"
 #include "common/source/formats/safetensors/format.h"
 #include "common/source/storage/access_storage.h"
 #include "common/source/storage/posix.h"
@@ -25,8 +27,15 @@ absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::stri
 
 std::span<const CheckpointFormat* const> Formats() {
   static const DcpFormat dcp{};
+  static const OffloadFormat offload{};
+  static const GgufFormat gguf{};
   static const SafetensorsFormat safetensors{};
-  static const CheckpointFormat* const all[] = {&dcp, &safetensors};
+  static const CheckpointFormat* const all[] = {
+      &dcp,
+      &offload,
+      &gguf,
+      &safetensors,
+  };
   return all;
 }
 

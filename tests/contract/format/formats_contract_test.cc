@@ -3,6 +3,7 @@
 #include <span>
 
 #include "common/source/registry.h"
+#include "tests/contract/format/folders_cases.h"
 #include "tests/contract/format/format_contract.h"
 #include "tests/testing/halves_format.h"
 #include "tests/testing/safetensors_writer.h"
@@ -10,12 +11,13 @@
 namespace ckptd {
 namespace {
 
-const CheckpointFormat& Safetensors() {
+const CheckpointFormat& FormatNamed(std::string_view name) {
   for (const CheckpointFormat* format : Formats()) {
-    if (format->name() == "safetensors") return *format;
+    if (format->name() == name) return *format;
   }
   return *Formats().front();
 }
+const CheckpointFormat& Safetensors() { return FormatNamed("safetensors"); }
 
 std::string SafetensorsBytes(std::span<const TensorOfFormat> tensors) {
   std::vector<TensorToWrite> wanted;
@@ -87,6 +89,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(FormatCase{"SafetensorsFile", &Safetensors(), WriteFile},
                     FormatCase{"SafetensorsFolder", &Safetensors(), WriteFolder},
                     FormatCase{"SafetensorsWithIndex", &Safetensors(), WriteWithIndex},
+                    FormatCase{"Offload", &FormatNamed("offload"), WriteOffload},
+                    FormatCase{"Gguf", &FormatNamed("gguf"), WriteGguf, {Dtype::kU8}},
                     FormatCase{"Halves", &kHalves, WriteHalves}),
     [](const auto& one) { return one.param.name; });
 
