@@ -1,5 +1,6 @@
 #include "common/source/registry.h"
 
+#include "common/source/formats/deepspeed/format.h"
 #include "common/source/formats/gguf/format.h"
 #include "common/source/formats/offload/format.h"
 #include "common/source/formats/safetensors/format.h"
@@ -25,10 +26,11 @@ absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::stri
 }
 
 std::span<const CheckpointFormat* const> Formats() {
+  static const DeepSpeedFormat deepspeed{};
   static const OffloadFormat offload{};
   static const GgufFormat gguf{};
   static const SafetensorsFormat safetensors{};
-  static const CheckpointFormat* const all[] = {&offload, &gguf, &safetensors};
+  static const CheckpointFormat* const all[] = {&deepspeed, &offload, &gguf, &safetensors};
   return all;
 }
 
