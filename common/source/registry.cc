@@ -1,6 +1,7 @@
 #include "common/source/registry.h"
 
 #include "common/source/formats/dcp/format.h"
+#include "common/source/formats/deepspeed/format.h"
 #include "common/source/formats/gguf/format.h"
 #include "common/source/formats/offload/format.h"
 #include "common/source/formats/safetensors/format.h"
@@ -26,11 +27,13 @@ absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::stri
 }
 
 std::span<const CheckpointFormat* const> Formats() {
+  static const DeepSpeedFormat deepspeed{};
   static const DcpFormat dcp{};
   static const OffloadFormat offload{};
   static const GgufFormat gguf{};
   static const SafetensorsFormat safetensors{};
   static const CheckpointFormat* const all[] = {
+      &deepspeed,
       &dcp,
       &offload,
       &gguf,

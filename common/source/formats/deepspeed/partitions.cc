@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <optional>
+#include <string_view>
+#include <unordered_map>
 
 #include "common/base/checked_math.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/source/piece.h"
 #include "common/source/text.h"
 
 namespace ckptd::deepspeed {
@@ -64,26 +67,33 @@ absl::StatusOr<std::vector<Runs>> RunsOfGroup(const std::vector<Parameter>& para
 absl::StatusOr<std::vector<Runs>> RunsByFragments(const std::vector<Parameter>& parameters,
                                                   const std::vector<uint64_t>& parts,
                                                   const std::vector<Fragments>& ranks) {
-  std::vector<Runs> out;
+  std::vector<Runs> out(parameters.size());
+  std::vector<uint64_t> left;
+  std::unordered_map<std::string_view, size_t> numbers;
   for (const Parameter& parameter : parameters) {
-    Runs& runs = out.emplace_back();
-    uint64_t left = ElementCount(parameter.shape);
-    for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
-      const auto found = ranks[rank].find(parameter.name);
-      if (found == ranks[rank].end() || found->second.elements == 0) continue;
-      const auto& [begin, elements] = found->second;
-      if (begin > parts[rank] || elements > parts[rank] - begin || elements > left) {
-        return Invalid(fmt::format("rank {} says that {} elements of {} begin at {}, which cannot be",
-                                   rank, elements, Quoted(parameter.name), begin),
-                       parameter.name);
+    numbers.emplace(parameter.name, left.size());
+    left.push_back(ElementCount(parameter.shape));
+  }
+  for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
+    for (const auto& [name, fragment] : ranks[rank]) {
+      const auto found = numbers.find(name);
+      const auto& [begin, elements] = fragment;
+      if (found == numbers.end() || elements == 0) continue;
+      if (begin > parts[rank] || elements > parts[rank] - begin || elements > left[found->second]) {
+        return Invalid(fmt::format("rank {} says that {} elements of {} begin at {}, which cannot "
+                                   "be",
+                                   rank, elements, Quoted(name), begin),
+                       name);
       }
-      runs.push_back({rank, begin, elements});
-      left -= elements;
+      out[found->second].push_back({rank, begin, elements});
+      left[found->second] -= elements;
     }
-    if (left == 0) continue;
-    return Invalid(fmt::format("no rank says that it has the last {} of {} elements of {}", left,
-                               ElementCount(parameter.shape), Quoted(parameter.name)),
-                   parameter.name);
+  }
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (left[i] == 0) continue;
+    return Invalid(fmt::format("no rank says that it has the last {} of {} elements of {}", left[i],
+                               ElementCount(parameters[i].shape), Quoted(parameters[i].name)),
+                   parameters[i].name);
   }
   return out;
 }
@@ -92,6 +102,7 @@ absl::StatusOr<std::vector<Runs>> RunsOfStage3(const std::vector<Parameter>& par
                                                uint64_t part, uint32_t ranks) {
   std::vector<Runs> out;
   uint64_t at = 0;
+  size_t count = 0;
   for (const Parameter& parameter : parameters) {
     Runs& runs = out.emplace_back();
     uint64_t left = ElementCount(parameter.shape);
@@ -107,6 +118,13 @@ absl::StatusOr<std::vector<Runs>> RunsOfStage3(const std::vector<Parameter>& par
       left -= taken;
     }
     at += each;
+    count += runs.size();
+    if (count > kMaxSourcePieces) {
+      return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
+                       fmt::format("its parameters lie in more than {} parts of ranks; merge them "
+                                   "by DeepSpeed's zero_to_fp32",
+                                   kMaxSourcePieces));
+    }
   }
   if (at == part) return out;
   return Invalid(fmt::format("of each rank's part of {} elements the parameters take {}", part, at));

@@ -52,7 +52,8 @@ absl::StatusOr<std::vector<Runs>> RunsByFragments(const std::vector<Parameter>& 
                                                   const std::vector<uint64_t>& parts,
                                                   const std::vector<Fragments>& ranks);
 
-// Stage 3: each parameter is cut for itself, and each rank has `part` elements of all of them.
+// Stage 3: each parameter is cut for itself, and each rank has `part` elements of all of them. Also
+// InvalidArgument SOURCE_INVALID for more than kMaxSourcePieces runs.
 absl::StatusOr<std::vector<Runs>> RunsOfStage3(const std::vector<Parameter>& parameters,
                                                uint64_t part, uint32_t ranks);
 
