@@ -5,6 +5,7 @@
 #include "common/source/formats/gguf/format.h"
 #include "common/source/formats/offload/format.h"
 #include "common/source/formats/safetensors/format.h"
+#include "common/source/formats/torch/format.h"
 #include "common/source/storage/access_storage.h"
 #include "common/source/storage/posix.h"
 #include "common/source/storage/process_memory.h"
@@ -29,12 +30,14 @@ absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::stri
 std::span<const CheckpointFormat* const> Formats() {
   static const DeepSpeedFormat deepspeed{};
   static const DcpFormat dcp{};
+  static const TorchFormat torch{};
   static const OffloadFormat offload{};
   static const GgufFormat gguf{};
   static const SafetensorsFormat safetensors{};
   static const CheckpointFormat* const all[] = {
       &deepspeed,
       &dcp,
+      &torch,
       &offload,
       &gguf,
       &safetensors,
