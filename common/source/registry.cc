@@ -2,6 +2,7 @@
 
 #include "common/source/formats/dcp/format.h"
 #include "common/source/formats/safetensors/format.h"
+#include "common/source/formats/torch/format.h"
 #include "common/source/storage/access_storage.h"
 #include "common/source/storage/posix.h"
 #include "common/source/storage/process_memory.h"
@@ -26,7 +27,8 @@ absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::stri
 std::span<const CheckpointFormat* const> Formats() {
   static const DcpFormat dcp{};
   static const SafetensorsFormat safetensors{};
-  static const CheckpointFormat* const all[] = {&dcp, &safetensors};
+  static const TorchFormat torch{};
+  static const CheckpointFormat* const all[] = {&dcp, &torch, &safetensors};
   return all;
 }
 
