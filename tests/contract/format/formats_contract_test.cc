@@ -19,7 +19,6 @@ const CheckpointFormat& FormatNamed(std::string_view name) {
   }
   return *Formats().front();
 }
-const CheckpointFormat& Safetensors() { return FormatNamed("safetensors"); }
 
 std::string SafetensorsBytes(std::span<const TensorOfFormat> tensors) {
   std::vector<TensorToWrite> wanted;
