@@ -78,7 +78,7 @@ INSTANTIATE_TEST_SUITE_P(
         FileCase{"\xef\xbb\xbf[1, 2]", kDamaged, "JSON ([1, 2])"},  //
         FileCase{"Not found", kDamaged, "text (Not found)"},
         FileCase{"\x01\x02\x03", kDamaged, "no checkpoint of a format that is read, of 3 bytes"},
-        FileCase{"PK\x03\x04 and a half of the file", kDamaged, "cut after 29 bytes; finish the download"},
+        FileCase{"PK\x03\x04 and a half of the file", kDamaged, "cut after 27 bytes; finish the download"},
         FileCase{ZipOf("arr_0.npy"), kForeign, "NumPy arrays (.npz)"},
         FileCase{ZipOf("m/constants.pkl"), kForeign, "TorchScript"},
         FileCase{ZipOf("model.weights.h5"), kForeign, "a Keras model"},
