@@ -4,6 +4,7 @@
 #include <span>
 
 #include "common/source/registry.h"
+#include "tests/contract/format/folders_cases.h"
 #include "tests/contract/format/format_contract.h"
 #include "tests/testing/halves_format.h"
 #include "tests/testing/safetensors_writer.h"
@@ -172,6 +173,8 @@ INSTANTIATE_TEST_SUITE_P(
                     FormatCase{"TorchLegacy", &FormatNamed("torch"), WriteTorchLegacy},
                     FormatCase{"TorchWithIndex", &FormatNamed("torch"), WriteTorchIndex},
                     FormatCase{"TorchFolder", &FormatNamed("torch"), WriteTorchFolder},
+                    FormatCase{"Offload", &FormatNamed("offload"), WriteOffload},
+                    FormatCase{"Gguf", &FormatNamed("gguf"), WriteGguf, {Dtype::kU8}},
                     FormatCase{"Halves", &kHalves, WriteHalves}),
     [](const auto& one) { return one.param.name; });
 
