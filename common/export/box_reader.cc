@@ -130,7 +130,7 @@ absl::Status BoxReader::ReadLoops(const ReadableObject& object, uint64_t offset,
   const Loop first = loops.front();
   const uint64_t inner = SpanOf({loops.begin() + 1, loops.end()}, unit);
   const bool far = first.from >= inner + kLongGap;
-  if (unit >= kLongRun || far || inner > kScratchBytes) {
+  if (unit >= kLongRun || far || inner > scratch_bytes_) {
     loops.erase(loops.begin());
     for (uint64_t i = 0; i < first.count; ++i) {
       CKPTD_RETURN_IF_ERROR(
@@ -139,7 +139,7 @@ absl::Status BoxReader::ReadLoops(const ReadableObject& object, uint64_t offset,
     return absl::OkStatus();
   }
   const uint64_t most =
-      first.from == 0 ? first.count : 1 + (kScratchBytes - inner) / first.from;
+      first.from == 0 ? first.count : 1 + (scratch_bytes_ - inner) / first.from;
   for (uint64_t i = 0; i < first.count; i += most) {
     loops.front().count = std::min(most, first.count - i);
     CKPTD_RETURN_IF_ERROR(
@@ -151,7 +151,7 @@ absl::Status BoxReader::ReadLoops(const ReadableObject& object, uint64_t offset,
 // All of it fits the scratch memory.
 absl::Status BoxReader::ReadEach(const ReadableObject& object, uint64_t offset, const Loops& loops,
                                  size_t unit, std::byte* out) {
-  scratch_.resize(kScratchBytes);
+  scratch_.resize(scratch_bytes_);
   const std::span<std::byte> read(scratch_.data(), static_cast<size_t>(SpanOf(loops, unit)));
   CKPTD_RETURN_IF_ERROR(object.ReadAt(offset, read));
   // The two loops with the smallest steps make tiles, the others go round them.

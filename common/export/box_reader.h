@@ -13,10 +13,13 @@
 
 namespace ckptd {
 
-// Not thread-safe. Owns up to kScratchBytes.
+// Not thread-safe. Owns up to the scratch memory that it is made with.
 class BoxReader {
  public:
   static constexpr size_t kScratchBytes = size_t{16} << 20;
+
+  // `scratch_bytes` hold an element.
+  explicit BoxReader(size_t scratch_bytes = kScratchBytes) : scratch_bytes_(scratch_bytes) {}
 
   // Puts what `piece` has of `block` (boxes of one tensor) into `out`, which holds all of `block` in
   // C order. Other bytes of `out` stay. Elements are `element` bytes, whole ones. The piece holds
@@ -40,6 +43,7 @@ class BoxReader {
   absl::Status ReadEach(const ReadableObject& object, uint64_t offset, const Loops& loops,
                         size_t unit, std::byte* out);
 
+  const size_t scratch_bytes_;
   std::vector<std::byte> scratch_;
 };
 

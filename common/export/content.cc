@@ -108,8 +108,13 @@ absl::StatusOr<Content> Choose(const CheckpointIndex& index, const Choice& choic
   Patterns exclude(choice.exclude);
   Content content;
   content.index = &index;
-  content.metadata = index.metadata;
+  if (index.format == "safetensors") {
+    content.metadata = index.metadata;
+    std::erase_if(content.metadata,
+                  [&index](const auto& entry) { return index.aliases.count(entry.first) != 0; });
+  }
   for (const TensorEntry& tensor : index.tensors) {
+    if (tensor.kind == EntryKind::kObject && !choice.objects) continue;
     std::vector<std::string>& of = names[tensor.name];
     std::erase_if(of, [&](const std::string& name) {
       const bool in = choice.include.empty() || include.Match(name);

@@ -37,6 +37,8 @@ struct Choice {
   std::vector<std::string> exclude = {};
   // The new name of an old one; null: it stays.
   std::function<std::string(const std::string&)> rename = nullptr;
+  // Also entries that are no tensors (EntryKind::kObject), which DCP alone can hold.
+  bool objects = false;
   // Of tensors that can be cast (IsCastable); unset: as they are.
   std::optional<Dtype> dtype = std::nullopt;
 };

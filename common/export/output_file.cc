@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 
 #include "common/base/status.h"
 
@@ -14,6 +15,7 @@ namespace {
 
 constexpr mode_t kMode = 0666;  // the kernel applies the umask
 constexpr size_t kSmallBytes = size_t{1} << 20;
+constexpr uint64_t kTinyBytes = uint64_t{64} << 10;  // many of them are written together
 constexpr uint64_t kCopyBytes = uint64_t{8} << 20;
 // Storage works while the rest is still read.
 constexpr uint64_t kWritebackBytes = uint64_t{32} << 20;
@@ -83,6 +85,11 @@ absl::Status OutputFile::Skip(uint64_t bytes) {
 }
 
 absl::Status OutputFile::WriteAt(uint64_t offset, std::string_view text) {
+  const uint64_t written = size_ - small_.size();
+  if (offset >= written && offset - written + text.size() <= small_.size()) {
+    std::memcpy(small_.data() + (offset - written), text.data(), text.size());
+    return absl::OkStatus();
+  }
   CKPTD_RETURN_IF_ERROR(Flush());
   return Write(offset, std::as_bytes(std::span(text.data(), text.size())));
 }
@@ -103,8 +110,13 @@ absl::StatusOr<uint64_t> OutputFile::CopyInKernel(int from, uint64_t offset, uin
 
 absl::Status OutputFile::AppendFrom(const ReadableObject& object, uint64_t offset,
                                     uint64_t bytes) {
-  CKPTD_RETURN_IF_ERROR(Flush());
   std::vector<std::byte> block;
+  if (bytes <= kTinyBytes) {
+    block.resize(static_cast<size_t>(bytes));
+    CKPTD_RETURN_IF_ERROR(object.ReadAt(offset, block));
+    return Append(block);
+  }
+  CKPTD_RETURN_IF_ERROR(Flush());
   while (bytes > 0) {
     uint64_t n = std::min(bytes, kCopyBytes);
     if (kernel_copies_ && object.fd() >= 0) {

@@ -74,7 +74,8 @@ const Piece* WholePiece(const TensorEntry& tensor) {
   return piece.strides.empty() && piece.box.extents == tensor.shape ? &piece : nullptr;
 }
 
-TensorStream::TensorStream(OpenFiles& files, const TensorEntry& tensor, Dtype to)
+TensorStream::TensorStream(OpenFiles& files, const TensorEntry& tensor, Dtype to,
+                           uint64_t block_bytes)
     : files_(files),
       tensor_(tensor),
       to_(to),
@@ -83,7 +84,9 @@ TensorStream::TensorStream(OpenFiles& files, const TensorEntry& tensor, Dtype to
   if (BitsOf(tensor.dtype) % 8 != 0) shape_ = {tensor.pieces.front().bytes};
   done_ = ElementCount(shape_) == 0;
   const bool turned = std::any_of(tensor.pieces.begin(), tensor.pieces.end(), IsTurned);
-  const uint64_t most = turned ? kTurnedBlockBytes : kBlockBytes;
+  const uint64_t most = block_bytes > 0 ? block_bytes
+                        : turned        ? kTurnedBlockBytes
+                                        : kBlockBytes;
   uint64_t inner = element_;
   cut_ = shape_.size();
   while (cut_ > 0 && inner * shape_[cut_ - 1] <= most) inner *= shape_[--cut_];

@@ -41,8 +41,9 @@ inline constexpr size_t kMostStreamBytes = size_t{320} << 20;
 // Not thread-safe. What it is made with outlives it.
 class TensorStream {
  public:
-  // `to` is the tensor's dtype, or one that it can be cast to.
-  TensorStream(OpenFiles& files, const TensorEntry& tensor, Dtype to);
+  // `to` is the tensor's dtype, or one that it can be cast to. `block_bytes` of the file's dtype are
+  // read at a time; 0: what suits how the tensor lies.
+  TensorStream(OpenFiles& files, const TensorEntry& tensor, Dtype to, uint64_t block_bytes = 0);
 
   // The next bytes, valid until the next call; empty at the end. Blocking. Errors: those of reading,
   // naming the file; Unimplemented SOURCE_UNSUPPORTED for elements of less than a byte that are not

@@ -23,7 +23,7 @@ NOT_YET = set("""
     accelerate_fsdp1_full accelerate_fsdp1_local_flat accelerate_fsdp1_local_orig accelerate_fsdp1_no_dcp
     accelerate_fsdp1_sharded accelerate_fsdp1_sharded_flat accelerate_fsdp2_full accelerate_fsdp2_no_dcp
     accelerate_fsdp2_sharded accelerate_offload accelerate_save_state_fsdp2 bnb_fp4 bnb_nf4 dcp_fsdp2_4
-    dcp_fsdp2_4_flat_optim_threads dcp_fsdp2_tp_strided dcp_hf_sharded dcp_hsdp_2x2 dcp_interrupted
+    dcp_fsdp2_4_flat_optim_threads dcp_fsdp2_tp_strided dcp_hsdp_2x2 dcp_interrupted
     dcp_safetensors_items dcp_torch_2_1 dcp_zstd deepspeed_zero1 deepspeed_zero2_groups deepspeed_zero2_round_robin
     deepspeed_zero3 gguf hf_trainer_checkpoint lightning_ckpt lightning_fsdp_dir megatron19_distopt_fully_reshardable
     megatron19_torch_dist_tp2 megatron_distopt_dp_reshardable megatron_distopt_fully_reshardable
@@ -241,8 +241,9 @@ def check_refused(case, opened):
     for source, (name, words) in zip(sources(case), SAYS[case].items(), strict=True):
         answer = opened[path_of(case, source.path)]
         assert "error" in answer, f"{name} was read"
-        assert words in answer["error"], answer["error"]
-        assert answer["reason"].startswith("SOURCE_"), answer["reason"]
+        assert words in answer["error"].replace(str(FIXTURES / case), ""), answer["error"]
+        # A limit of names is passed there; nothing else is wrong with it.
+        assert answer["reason"].startswith("SOURCE_INVALID" if "shared" in case else "SOURCE_"), answer["reason"]
         sentences.append(answer["error"].split(": ", 1)[-1])
     # The same words for two files may be right only where both are cut short.
     assert len(set(sentences)) >= len(sentences) - 2, sentences

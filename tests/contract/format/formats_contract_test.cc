@@ -1,9 +1,10 @@
-// The contract on safetensors and on what torch.save writes, each in its forms, and on a format of
-// two pieces with strides.
+// The contract on safetensors and on what torch writes, each in its forms, and on a format of two
+// pieces with strides.
 #include <map>
 #include <span>
 
 #include "common/source/registry.h"
+#include "tests/contract/format/dcp_cases.h"
 #include "tests/contract/format/format_contract.h"
 #include "tests/testing/halves_format.h"
 #include "tests/testing/safetensors_writer.h"
@@ -172,6 +173,8 @@ INSTANTIATE_TEST_SUITE_P(
                     FormatCase{"TorchLegacy", &FormatNamed("torch"), WriteTorchLegacy},
                     FormatCase{"TorchWithIndex", &FormatNamed("torch"), WriteTorchIndex},
                     FormatCase{"TorchFolder", &FormatNamed("torch"), WriteTorchFolder},
+                    FormatCase{"Dcp", &FormatNamed("dcp"), WriteDcp},
+                    FormatCase{"DcpOfAccelerate", &FormatNamed("dcp"), WriteAccelerate},
                     FormatCase{"Halves", &kHalves, WriteHalves}),
     [](const auto& one) { return one.param.name; });
 

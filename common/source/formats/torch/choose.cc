@@ -18,7 +18,7 @@ namespace {
 using Names = std::vector<std::string>;
 
 constexpr std::string_view kWhole = "pytorch_model.bin";
-constexpr std::string_view kIndex = ".bin.index.json";
+constexpr std::string_view kIndexEnd = ".bin.index.json";
 constexpr std::string_view kUsualIndex = "pytorch_model.bin.index.json";
 constexpr auto kExtensions =
     std::to_array<std::string_view>({".bin", ".pt", ".pth", ".ckpt", ".pth.tar"});
@@ -56,7 +56,7 @@ Role RoleOf(std::string_view name) {
   constexpr auto kOtherWeights =
       std::to_array<std::string_view>({"adapter_model", "consolidated", "pytorch_lora_weights"});
   if (name.starts_with('.')) return Role::kNone;
-  if (name.ends_with(kIndex)) return Role::kIndex;
+  if (name.ends_with(kIndexEnd)) return Role::kIndex;
   const std::string_view extension = ExtensionOf(name);
   if (extension.empty()) return Role::kNone;
   const std::string_view stem = WithoutNumber(StemOf(name));

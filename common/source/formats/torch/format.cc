@@ -72,7 +72,6 @@ absl::StatusOr<OpenedCheckpoint> TorchFormat::ReadIndex(const Storage& storage,
   }
   OpenedCheckpoint out;
   CKPTD_ASSIGN_OR_RETURN(out.index, merger.Finish());
-  out.index.source = listing.source;
   out.index.format = name();
   out.remarks = located.remarks;
   out.remarks.insert(out.remarks.end(), merger.remarks().begin(), merger.remarks().end());
