@@ -57,7 +57,7 @@ class DcpWriter {
       }
       const uint64_t elements = chunk.bytes.size() / names.bytes;
       const std::string tensor =
-          TensorV2(Storage(names.storage, "0", elements), 0, chunk.sizes, strides);
+          TensorV2(pickles::Storage(names.storage, "0", elements), 0, chunk.sizes, strides);
       AddItem(chunk.file, key, chunk.offsets, TorchZip(tensor, {{"0", chunk.bytes}}));
     }
     const std::string properties = Object(

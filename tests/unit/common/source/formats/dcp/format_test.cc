@@ -117,7 +117,7 @@ TEST_F(DcpFormatTest, ReadsItemsOfOtherForms) {
   using namespace pickles;  // NOLINT(google-build-using-namespace)
   // Records in another order, so that the whole of it must be read.
   std::vector<ZipRecord> records = TorchRecords(
-      Pickle(TensorV2(Storage("Byte", "0", 2), 0, {2}, {1})), {{"0", "ok"}});
+      Pickle(TensorV2(pickles::Storage("Byte", "0", 2), 0, {2}, {1})), {{"0", "ok"}});
   std::reverse(records.begin(), records.end());
   writer_.AddTensor("model.o", {"model", "o"}, Dtype::kU8, {2}, {{kFirst, {0}, {2}, "no"}});
   writer_.located.pop_back();
@@ -186,8 +186,8 @@ TEST_F(DcpFormatTest, RefusesAnItemThatIsAnotherTensor) {
   DcpWriter other;
   other.AddTensor("model.z", {"model", "z"}, Dtype::kU8, {5}, {{"elsewhere", {0}, {5}, "abcde"}});
   writer_.described.push_back(other.described.front());
-  writer_.AddItem(kFirst, "model.z", Shape{0}, writer_.files[kSecond]);
-  ExpectDamaged("its item at byte 0");
+  writer_.AddItem(kFirst, "model.z", Shape{0}, DcpWriter(writer_).files[kFirst]);
+  ExpectDamaged("is U8 of (3, 2), where .metadata has a chunk of \"model.z\" that is U8 of (5)");
 }
 
 TEST_F(DcpFormatTest, ListsAllMissingFilesAtOnce) {

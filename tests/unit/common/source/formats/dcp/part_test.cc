@@ -42,7 +42,8 @@ class ChoosePartTest : public testing::Test {
   }
   std::vector<std::string> Names(const std::string& part) const {
     std::vector<std::string> names;
-    for (const Chosen& chosen : Choose(part).value().entries) names.push_back(chosen.name);
+    const Part chosen = Choose(part).value();
+    for (const Chosen& one : chosen.entries) names.push_back(one.name);
     return names;
   }
 
