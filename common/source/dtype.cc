@@ -17,8 +17,8 @@ constexpr std::array<DtypeFacts, kDtypeCount> kFacts = {{
     {"U8", 8},          {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8},
     {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},    {"F16", 16},
     {"BF16", 16},       {"I32", 32},        {"U32", 32},    {"F32", 32},    {"C64", 64},
-    {"F64", 64},        {"I64", 64},        {"U64", 64},        {"C32", 32},
-    {"C128", 128},      {"BITS8", 8},       {"BITS16", 16},
+    {"F64", 64},        {"I64", 64},        {"U64", 64},    {"C32", 32},    {"C128", 128},
+    {"BITS8", 8},       {"BITS16", 16},
 }};
 
 const DtypeFacts& FactsOfDtype(Dtype dtype) {
@@ -42,6 +42,12 @@ std::optional<Dtype> ParseDtype(std::string_view name) {
 bool IsCastable(Dtype dtype) {
   return dtype == Dtype::kF16 || dtype == Dtype::kBF16 || dtype == Dtype::kF32 ||
          dtype == Dtype::kF64;
+}
+
+uint32_t NumberBytesOf(Dtype dtype) {
+  const bool is_complex = dtype == Dtype::kC32 || dtype == Dtype::kC64 || dtype == Dtype::kC128;
+  const uint32_t bytes = BitsOf(dtype) / 8 / (is_complex ? 2 : 1);
+  return bytes == 0 ? 1 : bytes;
 }
 
 }  // namespace ckptd

@@ -24,11 +24,20 @@ uint32_t BitsOf(Dtype dtype);
 // "F32", "BF16", ...; "UNSPECIFIED" for kUnspecified.
 std::string_view NameOf(Dtype dtype);
 
-// The dtype of a header name; nullopt when unknown.
+// The opposite; nullopt when unknown.
 std::optional<Dtype> ParseDtype(std::string_view name);
+
+// Whether the safetensors library has it.
+constexpr bool IsOfSafetensors(Dtype dtype) {
+  return dtype != Dtype::kUnspecified && dtype <= Dtype::kU64;
+}
 
 // F16, BF16, F32 and F64: the types a load can cast between.
 bool IsCastable(Dtype dtype);
+
+// Bytes whose order is turned round between machines of either byte order: those of an element, of
+// a complex one those of each of its two numbers. 1 where there is nothing to turn round.
+uint32_t NumberBytesOf(Dtype dtype);
 
 }  // namespace ckptd
 

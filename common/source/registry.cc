@@ -4,6 +4,7 @@
 #include "common/source/formats/gguf/format.h"
 #include "common/source/formats/offload/format.h"
 #include "common/source/formats/safetensors/format.h"
+#include "common/source/formats/torch/format.h"
 #include "common/source/storage/access_storage.h"
 #include "common/source/storage/posix.h"
 #include "common/source/storage/process_memory.h"
@@ -30,7 +31,8 @@ std::span<const CheckpointFormat* const> Formats() {
   static const OffloadFormat offload{};
   static const GgufFormat gguf{};
   static const SafetensorsFormat safetensors{};
-  static const CheckpointFormat* const all[] = {&deepspeed, &offload, &gguf, &safetensors};
+  static const TorchFormat torch{};
+  static const CheckpointFormat* const all[] = {&deepspeed, &offload, &gguf, &torch, &safetensors};
   return all;
 }
 

@@ -20,7 +20,7 @@ SOURCE = [*SOURCE_SEAMS, *(f"common/source/{name}.h" for name in ("hub_cache", "
                                                                "registry"))]
 FORMATS = sorted(folder.name for folder in (ROOT / "common/source/formats").iterdir())
 # What several formats are made of: each part may include those before it.
-FORMAT_PARTS = [f"common/source/{name}" for name in ("pickle", "zip", "safetensors", "torch")]
+FORMAT_PARTS = [f"common/source/{name}" for name in ("pickle", "zip", "weight_map", "safetensors", "torch")]
 BEHIND_SEAMS = ("common/source/storage/", "common/source/formats/", *(f"{part}/" for part in FORMAT_PARTS))
 # Who may name storages and formats.
 REGISTRY = "common/source/registry.cc"
@@ -37,8 +37,11 @@ ALLOWED = {
     # A format knows no storage and no other format.
     **{f"common/source/formats/{name}": [f"common/source/formats/{name}", *FORMAT_PARTS, *SOURCE_SEAMS, "common/base"]
        for name in FORMATS},
+    "common/cast": ["common/cast", "common/source", "common/base"],
     "common/layout": ["common/layout", "common/source", "common/base"],
     "common/plan": ["common/plan", "common/layout", "common/source", "common/base"],
+    # Files at rest: writers of what a source holds.
+    "common/export": ["common/export", "common/layout", "common/cast", "common/source", "common/base"],
     "common/devices": ["common/devices", "common/layout", "common/source", "common/base"],
     "common/wire": ["common/wire", "common/plan", "common/devices", "common/layout", "common/source", "common/base",
                     "ckptd/v1"],

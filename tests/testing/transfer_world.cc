@@ -9,7 +9,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "server/transfer/cast.h"
+#include "common/cast/cast.h"
 
 namespace ckptd {
 

@@ -155,7 +155,9 @@ bool HeaderSax::String(const char* text, Size size, bool /*copy*/) {
   }
   if (state_ == State::kDtypeValue) {
     const std::optional<Dtype> dtype = ParseDtype(value);
-    if (!dtype.has_value()) return Fail(kBadJson, "unknown dtype " + Quoted(value));
+    if (!dtype.has_value() || !IsOfSafetensors(*dtype)) {
+      return Fail(kBadJson, "unknown dtype " + Quoted(value));
+    }
     tensor_.dtype = *dtype;
     state_ = State::kEntry;
     return true;

@@ -39,7 +39,7 @@ from ._errors import (
 )
 from ._participant import NoParticipant, job_key
 from ._rpc import GONE_SECONDS, LAST_SECONDS, Connection, Deadline, is_transient
-from ._source import Path, path_of, source_text
+from ._source import Path, of_part, path_of, source_text
 from ._types import Checkpoint, Plan, Progress, Source, Verification
 from ._waiting import Reminder, ReplicaWarning, with_open_advice, check_active, restarted
 
@@ -149,10 +149,13 @@ class Client:
         digest: bool = True,
         wait_memory: float = 0.0,
         progress: Optional[Callable[[Progress], None]] = None,
+        part: Optional[str] = None,
         _participant: NoParticipant = NoParticipant(),
     ) -> Checkpoint:
         """Loads `source`, a path or file URI (or finds it resident), and waits until it is ACTIVE.
 
+        part: which part of a source that has several ("model", "optimizer"), as "#optimizer"
+        behind its path says, too; None for the format's default.
         layout: "fsdp:8", "hsdp:2x4", "replicate:8", a dict of rules, a RankLayout,
         or None for a full copy on each rank (for a process that is no rank of the job: on this
         daemon's rank alone). dtype: floating tensors are cast to it ("BF16", "bfloat16" or
@@ -169,7 +172,7 @@ class Client:
         deadline = Deadline(min(timeout, _MAX_LOAD_SECONDS))
         request = _proto.message("LoadCheckpointRequest")(request_id=uuid.uuid4().hex)
         spec = request.spec
-        spec.source = source_text(source)
+        spec.source = source_text(of_part(source, part))
         spec.intended_mode = mode_number(mode)
         spec.handle_kind = _handle_number(handle)
         spec.skip_digests = not digest
@@ -315,15 +318,21 @@ class Client:
             request.page_token = reply.next_page_token
 
     def open(
-        self, source: Path, mode: str = "shared", *, timeout: float = _CALL_SECONDS
+        self,
+        source: Path,
+        mode: str = "shared",
+        *,
+        timeout: float = _CALL_SECONDS,
+        part: Optional[str] = None,
     ) -> _shard.Shard:
         """This rank's shard of the newest resident checkpoint of `source`. Loads nothing.
 
-        Its layout does not matter. Raises NotFound (CHECKPOINT_NOT_FOUND)
+        Its layout does not matter. part: see `load`. Raises NotFound (CHECKPOINT_NOT_FOUND)
         where this daemon holds none, Aborted (SOURCE_CHANGED) where the files have changed since,
         and what `acquire` raises.
         """
         deadline = Deadline(timeout)
+        source = of_part(source, part)
         path = path_of(source_text(source))
         found = [c for c in self.list() if c.source == path and c.state == "ACTIVE"]
         if not found:
@@ -356,10 +365,12 @@ class Client:
         request, doing = _proto.message("GetTrainerKeyRequest")(), "asking for the group's key"
         return self._call("GetTrainerKey", request, doing, Deadline(timeout)).key
 
-    def inspect(self, source: Path, timeout: float = _CALL_SECONDS) -> Source:
-        """Names, dtypes and shapes of a source, as the daemon reads its headers."""
+    def inspect(
+        self, source: Path, timeout: float = _CALL_SECONDS, *, part: Optional[str] = None
+    ) -> Source:
+        """Names, dtypes and shapes of a source, as the daemon reads its headers. part: see `load`."""
         deadline = Deadline(timeout)
-        path = source_text(source)
+        path = source_text(of_part(source, part))
         with self._passing.files(path, deadline):
             return self._inspect(path, deadline)
 

@@ -5,7 +5,7 @@ from typing import NamedTuple, Optional
 
 class Dtype(NamedTuple):
     number: int  # ckptd.v1.Dtype
-    name: str  # as in a safetensors header
+    name: str  # as in a safetensors header, which has none of the last four
     bits: int  # per element
     numpy: Optional[str]  # typestr of the same bytes; None for sub-byte types
     exact: bool  # numpy means the same values, not just the same bytes
@@ -36,11 +36,17 @@ _ROWS = (
     Dtype(20, "F64", 64, "<f8", True, "float64", 2),
     Dtype(21, "I64", 64, "<i8", True, "int64", 0),
     Dtype(22, "U64", 64, "<u8", True, "uint64", 1),
+    Dtype(23, "C32", 32, "<u4", False, "complex32", 5),
+    Dtype(24, "C128", 128, "<c16", True, "complex128", 5),
+    Dtype(25, "BITS8", 8, "|u1", False, "bits8", None),
+    Dtype(26, "BITS16", 16, "<u2", False, "bits16", None),
 )
 
 BY_NUMBER = {row.number: row for row in _ROWS}
 BY_NAME = {row.name: row for row in _ROWS}
 BY_TORCH = {row.torch: row for row in _ROWS if row.torch}
+# The types that a safetensors header can name.
+OF_SAFETENSORS = frozenset(row.number for row in _ROWS if row.number <= 22)
 # The types a load can cast between.
 CASTABLE = frozenset(BY_NAME[name].number for name in ("F16", "BF16", "F32", "F64"))
 

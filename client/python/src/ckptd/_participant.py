@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Callable, Iterator, List, Optional
 from . import _errors, _proto
 from ._errors import Error
 from ._rpc import Connection, Deadline, in_seconds
-from ._source import Path, path_of, source_text
+from ._source import Path, join_part, path_of, source_text, split_part
 
 if TYPE_CHECKING:
     from ._client import Client
@@ -147,7 +147,8 @@ def _request(number: str, source: Path, deadline: Deadline, barrier: bool):
     )
     with contextlib.suppress(TypeError, ValueError, Error):  # the load will raise the error
         request.source = source_text(source)
-        request.real_source = source_text(os.path.realpath(path_of(request.source)))
+        path, part = split_part(path_of(request.source))
+        request.real_source = source_text(join_part(os.path.realpath(path), part))
     _fill_duration(request.process_age, _age())
     _fill_duration(request.timeout, deadline.left())
     return request.source, request

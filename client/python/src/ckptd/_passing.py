@@ -24,7 +24,7 @@ from . import _fds, _proto
 from ._errors import Error
 from ._participant import job_key
 from ._rpc import GONE_SECONDS, Connection, Deadline
-from ._source import path_of
+from ._source import path_of, split_part
 
 _HEADER = struct.Struct("<8sIII12x")
 _AT_ONCE = 64  # descriptors in a message, all open at a time
@@ -35,6 +35,7 @@ _LOG = logging.getLogger("ckptd")
 
 def files_of(source: str) -> List[str]:
     """The files of `source` that this process may read: it, or all in the folder, and what indices name."""
+    source, _ = split_part(source)
     found = [source]
     # All of them: which ones count is the daemon's to decide.
     if os.path.isdir(source):

@@ -45,7 +45,7 @@ def _dtype(name: str):
     if name == "BF16":
         return numpy.dtype("bfloat16")
     torch_name = _dtypes.BY_NAME[name].torch
-    if torch_name is None and name != "F4":
+    if (torch_name is None and name != "F4") or name in ("C32", "BITS8", "BITS16"):
         raise SafetensorError(f"Dtype not understood: {name}")
     return getattr(numpy, torch_name or "float4_e2m1fn_x2")
 

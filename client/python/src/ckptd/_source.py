@@ -1,13 +1,15 @@
 """Paths of checkpoints. Messages hold them as text, or as file URIs (RFC 8089)."""
 
 import os
-from typing import AnyStr, Mapping, Optional, Union
+import re
+from typing import AnyStr, Mapping, Optional, Tuple, Union
 from urllib.parse import quote, unquote_to_bytes
 
 from ._hub_cache import path_of_name
 
 Path = Union[str, bytes, os.PathLike]
 _SCHEME = "file://"
+_PART = re.compile(r"(.*)#([A-Za-z0-9_.-]+)", re.DOTALL | re.ASCII)
 
 
 def check_path(doing: str, source: object) -> None:
@@ -26,7 +28,8 @@ def check_path(doing: str, source: object) -> None:
 
 def local_path(source: Path) -> str:
     """The local path for `source`. If there is no such path, "~" and variables are expanded as in
-    a shell, and models of the Hugging Face hub are found in their local cache.
+    a shell, and models of the Hugging Face hub are found in their local cache. "#part" stays
+    behind it.
 
     Raises TypeError, and ckptd.Error as path_of_name does.
     """
@@ -34,7 +37,33 @@ def local_path(source: Path) -> str:
     text = path_of(os.fsdecode(source))
     if ("~" in text[:1] or "$" in text) and not os.path.lexists(text):
         text = os.path.expandvars(os.path.expanduser(text))
-    return path_of_name(text)
+    path, part = split_part(text)
+    return join_part(path_of_name(path), part)
+
+
+def split_part(path: str) -> Tuple[str, str]:
+    """A path and the part behind its "#", which is "" where there is none, or a file of that name."""
+    found = _PART.fullmatch(path)
+    if found is None or os.path.lexists(path):
+        return path, ""
+    return found[1].rstrip("/") or "/", found[2]
+
+
+def join_part(path: str, part: Optional[str]) -> str:
+    return f"{path}#{part}" if part else path
+
+
+def of_part(source: Path, part: Optional[str]) -> Path:
+    """`source` with the part that an argument names. It may be named in one way only."""
+    if part is None:
+        return source
+    path, named = split_part(local_path(source))
+    if named:
+        raise ValueError(
+            f"opening {path}: part={part!r} and its name, which ends in #{named}, ask for two parts; "
+            "name one of them"
+        )
+    return join_part(path, part)
 
 
 def of_variant(source: Path, variant: Optional[str]) -> Path:

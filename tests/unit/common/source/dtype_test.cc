@@ -32,6 +32,30 @@ TEST(Dtype, WidthsAreThoseOfTheFormat) {
   EXPECT_EQ(BitsOf(Dtype::kF32), 32U);
   EXPECT_EQ(BitsOf(Dtype::kC64), 64U);
   EXPECT_EQ(BitsOf(Dtype::kU64), 64U);
+  EXPECT_EQ(BitsOf(Dtype::kC32), 32U);
+  EXPECT_EQ(BitsOf(Dtype::kC128), 128U);
+  EXPECT_EQ(BitsOf(Dtype::kBits8), 8U);
+  EXPECT_EQ(BitsOf(Dtype::kBits16), 16U);
+}
+
+TEST(Dtype, ComplexElementsAreTwoNumbers) {
+  EXPECT_EQ(NumberBytesOf(Dtype::kC32), 2U);
+  EXPECT_EQ(NumberBytesOf(Dtype::kC64), 4U);
+  EXPECT_EQ(NumberBytesOf(Dtype::kC128), 8U);
+  EXPECT_EQ(NumberBytesOf(Dtype::kI64), 8U);
+  EXPECT_EQ(NumberBytesOf(Dtype::kBits16), 2U);
+  for (const Dtype one : {Dtype::kBool, Dtype::kF8E4M3, Dtype::kF4, Dtype::kUnspecified}) {
+    EXPECT_EQ(NumberBytesOf(one), 1U);
+  }
+}
+
+TEST(Dtype, TheLastOnesAreNoneOfSafetensors) {
+  EXPECT_TRUE(IsOfSafetensors(Dtype::kBool));
+  EXPECT_TRUE(IsOfSafetensors(Dtype::kU64));
+  for (const Dtype other : {Dtype::kUnspecified, Dtype::kC32, Dtype::kC128, Dtype::kBits8,
+                            Dtype::kBits16}) {
+    EXPECT_FALSE(IsOfSafetensors(other)) << NameOf(other);
+  }
 }
 
 TEST(Dtype, AValueOutsideTheEnumIsUnspecified) {

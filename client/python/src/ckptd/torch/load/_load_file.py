@@ -6,7 +6,7 @@ from typing import Dict, Optional, Sequence, Union
 
 import torch
 
-from ... import _client
+from ... import _client, _source
 from ..._rpc import Deadline
 from ..._shard import Shard
 from ..compat import _torch_internals
@@ -22,6 +22,7 @@ def load_file(
     dtype: Union[torch.dtype, str, None] = None,
     keep_fp32: Sequence[str] = (),
     layout: _client.Layout = None,
+    part: Optional[str] = None,
     timeout: float = 600.0,
     digest: bool = True,
     address: Optional[str] = None,
@@ -35,8 +36,9 @@ def load_file(
     in mode "shared" ends the process with SIGSEGV, or the GPU's context with
     a fault, because torch has no read-only tensors. With a `layout` of rules each rank
     gets its local parts. Every rank of the daemon's group gets its shard of one load.
-    timeout: seconds for everything, waiting for other ranks included.
+    part: see Client.load. timeout: seconds for everything, waiting for other ranks included.
     """
+    source = _source.of_part(source, part)
     how = _LoadOptions(torch.device(device), mode, dtype, keep_fp32, layout, digest)
     shard = _attach(source, how, timeout, address, client)
     with gc_paused():

@@ -73,6 +73,7 @@ def load_into(
     init_buffers: Optional[_buffers.InitBuffers] = None,
     tied: Optional[str] = None,
     variant: Optional[str] = None,
+    part: Optional[str] = None,
     rename: Optional[Rename] = None,
     ignore: Sequence[Regex] = (),
     barrier: bool = False,
@@ -113,6 +114,7 @@ def load_into(
     reads: model.safetensors, else model.safetensors.index.json, else a numbered series, else
     all .safetensors files but those of adapters and optimizers. variant="fp16" reads
     model.fp16.safetensors, or its index, instead. Also hf://ORG/NAME@REVISION, in the local cache.
+    part="model" takes that part of a source that has several, as "#model" behind its path does.
     rename: maps names of the checkpoint to names of the model: a dict, a function of a name,
     or (pattern, replacement) pairs for re.sub, applied in turn. Other names stay.
     result.unexpected and errors about the checkpoint have the checkpoint's names.
@@ -133,7 +135,7 @@ def load_into(
     deadline = Deadline(timeout)
     with _participation(source, barrier, deadline, address, client) as (client, participant):
         _check_arguments(model, source)
-        source = _source.of_variant(source, variant)
+        source = _source.of_part(_source.of_variant(source, variant), part)
         names = functools.partial(_names_in, source, address, client)
         with _transformers_conversion.with_conversion_advice(model, names):
             return _load_into(

@@ -24,6 +24,7 @@ def load_state_dict(
     client: Optional[_client.Client] = None,
     fallback: Optional[str] = None,
     variant: Optional[str] = None,
+    part: Optional[str] = None,
 ) -> Union[LazyStateDict, Dict[str, Any]]:
     """accelerate's function of this name, for a job whose rank 0 alone reads.
 
@@ -32,14 +33,14 @@ def load_state_dict(
     device_map: the device of all values, or module name -> device as accelerate applies it: a
     single device holds all values; of several, names under none go to the host. A device is a
     torch.device, its text, or the number of a GPU. Files other than safetensors are read by
-    torch.load on the host, as in accelerate. variant: see load_into. fallback="native" has
+    torch.load on the host, as in accelerate. variant, part: see load_into. fallback="native" has
     accelerate read if no daemon can be reached.
 
     Raises accelerate's errors: FileNotFoundError, OSError for a file whose metadata names no
     format, ValueError for a format other than PyTorch's and for an unknown device; else
     ckptd.Error.
     """
-    path = os.fspath(_source.of_variant(checkpoint_file, variant))
+    path = os.fspath(_source.of_part(_source.of_variant(checkpoint_file, variant), part))
     rank, _ = _daemon.rank_and_size()
     if rank != 0 and not every_rank:
         return {}

@@ -84,8 +84,8 @@ def over_device(memory, dtype: torch.dtype, count: int, offset: int) -> torch.Te
         )
     row = _dtypes.BY_NUMBER[number_of(dtype)]
     # The DLPack import of PyTorch 2.6 to 2.9 refuses 8-bit floats, which are passed as bytes.
-    has_code = row.exact or row.bits > 8
-    sent = row if has_code else _dtypes.BY_NAME["U8"]
+    has_code = row.dlpack is not None and (row.exact or row.bits > 8)
+    sent = row if has_code else _dtypes.BY_NAME[f"U{row.bits}"]
     made = torch.utils.dlpack.from_dlpack(
         _dlpack.device_capsule(memory, offset, sent, (count,), read_only=False)
     )

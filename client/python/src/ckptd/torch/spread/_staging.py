@@ -320,7 +320,7 @@ def _plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
             "NO_VALUES",
             {"tensor": name},
         )
-    if not _memory.number_of(tensor.dtype):
+    if _memory.number_of(tensor.dtype) not in _dtypes.OF_SAFETENSORS:
         raise Unimplemented(
             f"spreading {name}: checkpoints hold no {tensor.dtype}; convert it before",
             "DTYPE_UNSUPPORTED",
