@@ -3,6 +3,7 @@
 #include "common/source/formats/deepspeed/format.h"
 #include "common/source/formats/gguf/format.h"
 #include "common/source/formats/offload/format.h"
+#include "common/source/formats/per_rank/format.h"
 #include "common/source/formats/safetensors/format.h"
 #include "common/source/formats/torch/format.h"
 #include "common/source/storage/access_storage.h"
@@ -28,11 +29,13 @@ absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::stri
 
 std::span<const CheckpointFormat* const> Formats() {
   static const DeepSpeedFormat deepspeed{};
+  static const PerRankFormat per_rank{};
   static const OffloadFormat offload{};
   static const GgufFormat gguf{};
   static const SafetensorsFormat safetensors{};
   static const TorchFormat torch{};
-  static const CheckpointFormat* const all[] = {&deepspeed, &offload, &gguf, &torch, &safetensors};
+  static const CheckpointFormat* const all[] = {&deepspeed, &per_rank, &offload, &gguf,
+                                               &torch,     &safetensors};
   return all;
 }
 
