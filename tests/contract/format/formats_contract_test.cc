@@ -83,15 +83,6 @@ std::string WriteHalves(MemoryStorage& storage, const std::vector<TensorOfFormat
   return "/h";
 }
 
-std::string StorageKind(Dtype dtype) {
-  static const std::map<Dtype, std::string> kinds = {{Dtype::kF32, "Float"},
-                                                     {Dtype::kBF16, "BFloat16"},
-                                                     {Dtype::kU8, "Byte"},
-                                                     {Dtype::kI64, "Long"},
-                                                     {Dtype::kF64, "Double"}};
-  return kinds.at(dtype);
-}
-
 // A state_dict() of these; each second one lies in its storage column by column.
 std::string StateDict(std::span<const TensorOfFormat> tensors, Storages& storages) {
   pickles::Pairs pairs;
@@ -169,6 +160,8 @@ INSTANTIATE_TEST_SUITE_P(
                     FormatCase{"TorchLegacy", &FormatNamed("torch"), WriteTorchLegacy},
                     FormatCase{"TorchWithIndex", &FormatNamed("torch"), WriteTorchIndex},
                     FormatCase{"TorchFolder", &FormatNamed("torch"), WriteTorchFolder},
+                    FormatCase{"PerRank", &FormatNamed("per_rank"), WritePerRank},
+                    FormatCase{"DeepSpeed", &FormatNamed("deepspeed"), WriteDeepSpeed},
                     FormatCase{"Offload", &FormatNamed("offload"), WriteOffload},
                     FormatCase{"Gguf", &FormatNamed("gguf"), WriteGguf, {Dtype::kU8}},
                     FormatCase{"Halves", &kHalves, WriteHalves}),
