@@ -62,6 +62,7 @@ inline constexpr char kEpochChanged[] = "EPOCH_CHANGED";  // Aborted
 inline constexpr char kJoinRefused[] = "JOIN_REFUSED";    // FailedPrecondition
 inline constexpr char kDeadline[] = "DEADLINE";           // DeadlineExceeded
 inline constexpr char kDaemonUnreachable[] = "DAEMON_UNREACHABLE";  // Unavailable (clients)
+inline constexpr char kTargetInvalid[] = "TARGET_INVALID";  // where tools write: AlreadyExists / Unimplemented ...
 inline constexpr char kInvalidRequest[] = "INVALID_REQUEST";        // InvalidArgument
 inline constexpr char kInvalidReply[] = "INVALID_REPLY";            // DataLoss (clients)
 inline constexpr char kConfigInvalid[] = "CONFIG_INVALID";          // InvalidArgument

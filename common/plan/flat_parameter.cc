@@ -65,33 +65,6 @@ absl::StatusOr<FlatRun> RunOf(const Sharding& sharding, const std::vector<Mesh>&
   return run;
 }
 
-std::vector<Box> BoxesOfRange(const Shape& shape, uint64_t begin, uint64_t end) {
-  std::vector<Box> boxes;
-  Shape inner(shape.size(), 1);  // elements of one step along each dimension
-  for (size_t dim = shape.size(); dim-- > 1;) inner[dim - 1] = inner[dim] * shape[dim];
-  while (begin < end) {
-    Box& box = boxes.emplace_back();
-    uint64_t rest = begin;
-    for (size_t dim = 0; dim < shape.size(); ++dim) {
-      box.offsets.push_back(rest / inner[dim]);
-      rest %= inner[dim];
-    }
-    // Along the outermost dimension of which whole steps begin here and fit.
-    size_t dim = 0;
-    while (dim < shape.size() && (begin % inner[dim] != 0 || inner[dim] > end - begin)) ++dim;
-    box.extents.assign(shape.size(), 1);
-    uint64_t taken = 1;
-    if (dim < shape.size()) {
-      box.extents[dim] = std::min((end - begin) / inner[dim], shape[dim] - box.offsets[dim]);
-      std::copy(shape.begin() + static_cast<std::ptrdiff_t>(dim) + 1, shape.end(),
-                box.extents.begin() + static_cast<std::ptrdiff_t>(dim) + 1);
-      taken = box.extents[dim] * inner[dim];
-    }
-    begin += taken;
-  }
-  return boxes;
-}
-
 absl::StatusOr<FlatTable> FlatTable::Make(const RankLayout& layout,
                                           const std::vector<ResolvedTarget>& wanted) {
   FlatTable table;

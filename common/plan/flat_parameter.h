@@ -1,5 +1,5 @@
-// The arithmetic of flat parameters: which run of one a rank holds, and which boxes of
-// a member that run has. Pure; thread-safe.
+// The arithmetic of flat parameters: which run of one a rank holds, and where it lies in a slab.
+// BoxesOfRange has the boxes of a member that a run covers. Pure; thread-safe.
 #ifndef CKPTD_COMMON_PLAN_FLAT_PARAMETER_H_
 #define CKPTD_COMMON_PLAN_FLAT_PARAMETER_H_
 
@@ -25,10 +25,6 @@ struct FlatRun {
 // mesh. Errors: ResolveSharding's; LAYOUT_MISMATCH when that is more than one run.
 absl::StatusOr<FlatRun> RunOf(const Sharding& sharding, const std::vector<Mesh>& meshes,
                               uint64_t elements, uint32_t rank);
-
-// Elements [begin, end) in row-major order as boxes of a tensor, in that order. At most
-// two per dimension; end <= product(shape).
-std::vector<Box> BoxesOfRange(const Shape& shape, uint64_t begin, uint64_t end);
 
 // Those flat parameters of a layout that have a member in `wanted`, placed in a slab.
 class FlatTable {

@@ -7,8 +7,23 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/source/piece.h"
+#include "common/source/text.h"
 
 namespace ckptd {
+namespace {
+
+absl::Status Impossible(const CheckpointIndex& index, const TensorEntry& tensor,
+                        const Piece& piece, std::string_view why) {
+  const std::string& path = index.files[piece.file].path;
+  return MakeError(absl::StatusCode::kDataLoss, reason::kSourceInvalid,
+                   fmt::format("reading {}: tensor {} cannot lie there: {}; copy or save the "
+                               "checkpoint again",
+                               path, Quoted(tensor.name), why),
+                   {{"file", path}, {"tensor", tensor.name}});
+}
+
+}  // namespace
 
 absl::StatusOr<Listing> ListSource(const Storage& storage, const std::string& source) {
   CKPTD_ASSIGN_OR_RETURN(const Storage::Found found, storage.Stat(source));
@@ -29,6 +44,39 @@ absl::StatusOr<Listing> ListSource(const Storage& storage, const std::string& so
   }
   std::sort(out.names.begin(), out.names.end());
   return out;
+}
+
+absl::Status FilesMissing(const std::string& folder, const std::vector<std::string>& names,
+                          std::string_view advice) {
+  constexpr size_t kRoom = 1200;  // bytes of the sentence
+  std::string listed;
+  size_t shown = 0;
+  for (; shown < names.size(); ++shown) {
+    const std::string name = Quoted(names[shown]);
+    if (shown > 0 && listed.size() + name.size() > kRoom) break;
+    listed += (shown == 0 ? "" : ", ") + name;
+  }
+  if (shown < names.size()) listed += fmt::format(" and {} more", names.size() - shown);
+  return MakeError(absl::StatusCode::kNotFound, reason::kSourceNotFound,
+                   fmt::format("opening {}: it lacks {}; {}", folder, listed, advice),
+                   {{"file", folder + "/" + names.front()}});
+}
+
+absl::Status FinishTensors(CheckpointIndex& index) {
+  std::vector<TensorEntry>& tensors = index.tensors;
+  std::sort(tensors.begin(), tensors.end(),
+            [](const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; });
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const TensorEntry& tensor = tensors[i];
+    if (i > 0 && tensors[i - 1].name == tensor.name) {
+      return Impossible(index, tensor, tensor.pieces.front(), "there is another one of that name");
+    }
+    for (const Piece& piece : tensor.pieces) {
+      const std::string_view why = WhyImpossible(piece, tensor, index.files[piece.file].bytes);
+      if (!why.empty()) return Impossible(index, tensor, piece, why);
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckPart(const Listing& listing, std::initializer_list<std::string_view> parts) {

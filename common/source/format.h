@@ -35,6 +35,17 @@ struct Listing {
 // kMaxFolderEntries.
 absl::StatusOr<Listing> ListSource(const Storage& storage, const std::string& source);
 
+// The error for files that a folder lacks: NotFound SOURCE_NOT_FOUND, fact "file" the first one. The
+// sentence names all of them, or as many as it has room for. `names` are relative to the folder, not
+// empty, and end "opening FOLDER: it lacks NAMES; ADVICE".
+absl::Status FilesMissing(const std::string& folder, const std::vector<std::string>& names,
+                          std::string_view advice);
+
+// Sorts the tensors of an index by name and checks each. Errors, with facts "file" and "tensor":
+// DataLoss SOURCE_INVALID for a name that is there twice, and for a piece that does not hold
+// together (WhyImpossible).
+absl::Status FinishTensors(CheckpointIndex& index);
+
 // OK if no part was asked for, or one of `parts`; else NoSuchPart.
 absl::Status CheckPart(const Listing& listing, std::initializer_list<std::string_view> parts);
 // InvalidArgument SOURCE_INVALID for a source that has these parts and not the one asked for.

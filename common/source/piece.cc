@@ -81,6 +81,33 @@ uint64_t SpanOf(const Piece& piece, Dtype dtype) {
   return ElementSpan(piece.box.extents, piece.strides).value_or(0) * (BitsOf(dtype) / 8);
 }
 
+std::vector<Box> BoxesOfRange(const Shape& shape, uint64_t begin, uint64_t end) {
+  std::vector<Box> boxes;
+  Shape inner(shape.size(), 1);  // elements of one step along each dimension
+  for (size_t dim = shape.size(); dim-- > 1;) inner[dim - 1] = inner[dim] * shape[dim];
+  while (begin < end) {
+    Box& box = boxes.emplace_back();
+    uint64_t rest = begin;
+    for (size_t dim = 0; dim < shape.size(); ++dim) {
+      box.offsets.push_back(rest / inner[dim]);
+      rest %= inner[dim];
+    }
+    // Along the outermost dimension of which whole steps begin here and fit.
+    size_t dim = 0;
+    while (dim < shape.size() && (begin % inner[dim] != 0 || inner[dim] > end - begin)) ++dim;
+    box.extents.assign(shape.size(), 1);
+    uint64_t taken = 1;
+    if (dim < shape.size()) {
+      box.extents[dim] = std::min((end - begin) / inner[dim], shape[dim] - box.offsets[dim]);
+      std::copy(shape.begin() + static_cast<std::ptrdiff_t>(dim) + 1, shape.end(),
+                box.extents.begin() + static_cast<std::ptrdiff_t>(dim) + 1);
+      taken = box.extents[dim] * inner[dim];
+    }
+    begin += taken;
+  }
+  return boxes;
+}
+
 PieceRuns::PieceRuns(const Piece& piece, Dtype dtype)
     : done_(piece.bytes == 0), offset_(piece.offset), bytes_(piece.bytes) {
   if (piece.strides.empty() || done_) return;

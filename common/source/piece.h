@@ -30,6 +30,10 @@ std::string_view WhyImpossible(const Piece& piece, const TensorEntry& tensor, ui
 // Bytes of the file from the piece's first to behind its last, gaps included. 0: it has none.
 uint64_t SpanOf(const Piece& piece, Dtype dtype);
 
+// Elements [begin, end) in row-major order as boxes of a tensor, in that order. At most
+// two per dimension; end <= product(shape).
+std::vector<Box> BoxesOfRange(const Shape& shape, uint64_t begin, uint64_t end);
+
 // Goes through the bytes of a piece in the order of its file: runs of neighbours, and gaps that
 // belong to others. Elements that share bytes come once for each stride that is not 0.
 class PieceRuns {

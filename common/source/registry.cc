@@ -1,6 +1,7 @@
 #include "common/source/registry.h"
 
 #include "common/source/formats/safetensors/format.h"
+#include "common/source/formats/torch/format.h"
 #include "common/source/storage/access_storage.h"
 #include "common/source/storage/posix.h"
 #include "common/source/storage/process_memory.h"
@@ -24,7 +25,8 @@ absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::stri
 
 std::span<const CheckpointFormat* const> Formats() {
   static const SafetensorsFormat safetensors{};
-  static const CheckpointFormat* const all[] = {&safetensors};
+  static const TorchFormat torch{};
+  static const CheckpointFormat* const all[] = {&torch, &safetensors};
   return all;
 }
 

@@ -6,6 +6,7 @@ set(OPENSSL_USE_STATIC_LIBS ON)
 find_package(Threads REQUIRED)
 find_package(absl CONFIG REQUIRED)
 find_package(PkgConfig REQUIRED)
+find_package(ZLIB REQUIRED)
 
 # Debian's CMake packages name the shared objects; the archives lie beside them.
 function(ckptd_link_statically)

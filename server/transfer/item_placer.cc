@@ -7,7 +7,7 @@
 #include "common/base/byte_swap.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "server/transfer/cast.h"
+#include "common/cast/cast.h"
 #include "server/transfer/stream_copy.h"
 
 namespace ckptd {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "server/transfer/cpu.h"
+#include "common/base/cpu.h"
 
 namespace ckptd {
 namespace internal {

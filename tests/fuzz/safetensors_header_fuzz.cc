@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-#include "common/source/formats/safetensors/header.h"
+#include "common/source/safetensors/header.h"
 #include "tests/fuzz/properties.h"
 
 namespace ckptd::fuzz {

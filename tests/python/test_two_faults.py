@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("safetensors")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TABLE = ROOT / "tests/unit/common/source/formats/safetensors/two_faults.txt"
+TABLE = ROOT / "tests/unit/common/source/safetensors/two_faults.txt"
 TOOL = pathlib.Path(os.environ.get("CKPTD_BUILD_DIR", ROOT / "build")) / "bin/inspect_tool"
 sys.path.append(str(ROOT / "tests/fuzz"))
 import compare_safetensors  # noqa: E402

@@ -4,8 +4,8 @@
 #include <optional>
 #include <vector>
 
+#include "common/cast/cast.h"
 #include "common/source/dtype.h"
-#include "server/transfer/cast.h"
 
 int main(int argc, char** argv) {
   const std::optional<ckptd::Dtype> from = argc == 3 ? ckptd::ParseDtype(argv[1]) : std::nullopt;

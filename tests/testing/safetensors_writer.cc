@@ -18,7 +18,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/base/utf8.h"
-#include "common/source/formats/safetensors/header.h"
+#include "common/source/safetensors/header.h"
 #include "common/source/text.h"
 
 namespace ckptd {

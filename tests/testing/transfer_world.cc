@@ -10,7 +10,7 @@
 #include <fstream>
 
 #include "common/base/byte_swap.h"
-#include "server/transfer/cast.h"
+#include "common/cast/cast.h"
 
 namespace ckptd {
 

@@ -3,6 +3,7 @@
 #ifndef CKPTD_COMMON_SOURCE_TORCH_FILE_H_
 #define CKPTD_COMMON_SOURCE_TORCH_FILE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -18,6 +19,9 @@
 
 namespace ckptd::torch {
 
+// Ours: as many as other formats may have.
+inline constexpr size_t kMaxTensorDims = 64;
+
 // Bytes of a file that tensors are views of.
 struct StorageBytes {
   uint64_t offset = 0;  // absolute in its file
@@ -29,13 +33,14 @@ struct StorageBytes {
 struct File {
   SourceFile file;  // header_hash is of the pickle
   pickle::Document document;
-  std::map<std::string, StorageBytes> storages;  // by the key that persistent ids name
+  std::map<std::string, StorageBytes, std::less<>> storages;  // by the key that persistent ids name
   bool big_endian = false;
   std::string_view form;  // "zip", "legacy": for people
 };
 
-// Whether the object begins as torch.save's files do: a zip with a data.pkl, or a legacy pickle
-// with torch's magic number. Reads at most 64 KiB at each end. Errors mean no.
+// Whether the object begins as torch.save's files do, or means to: a zip with a data.pkl, a legacy
+// pickle with torch's magic number, or the tar form. Reads at most 64 KiB at each end. Errors mean
+// no.
 bool IsTorchFile(const ReadableObject& object);
 
 // Reads a zip, or a legacy file of torch before 1.6. Errors, each with fact "file": DataLoss
@@ -50,19 +55,25 @@ absl::StatusOr<File> ReadFile(std::shared_ptr<const ReadableObject> object, uint
 struct Tensor {
   Dtype dtype = Dtype::kUnspecified;
   Shape shape;
-  Shape strides;  // in elements; empty: C order (CompactStrides)
+  Shape strides;        // in elements; empty: C order (CompactStrides)
   std::string storage;  // key
   uint64_t offset = 0;  // of its first element, absolute in the file, in bytes
+  // Its values are those of the file conjugated, or with the other sign.
+  bool conjugated = false;
+  bool negated = false;
   bool is_parameter = false;
-  // "module.Name" of a subclass of Tensor whose own attributes it lies in; else empty.
+  // "module.Name" of a subclass of Tensor that it is an object of; else empty.
   std::string wrapper;
 };
 
-// What `value` describes if it is a tensor of torch (also a Parameter, or a numpy array in its
-// storage-less form refused by name); nullopt: it is something else. Its view lies in its storage.
-// Errors: Unimplemented SOURCE_UNSUPPORTED for sparse, quantised, nested and meta tensors;
-// DataLoss SOURCE_INVALID for a view that leaves its storage.
+// What `value` describes if it is a tensor of torch, also a Parameter; nullopt: it is something
+// else. Its view lies in its storage. Errors, whose sentences begin "it is ...", with fact "file":
+// Unimplemented SOURCE_UNSUPPORTED for sparse, quantised, nested and meta tensors, for compressed
+// storages and unknown dtypes; DataLoss SOURCE_INVALID for a view that leaves its storage.
 absl::StatusOr<std::optional<Tensor>> TensorOf(const File& file, const pickle::Value& value);
+
+// What a Parameter is made of, and what a tensor is that was moved to a device; else `value`.
+const pickle::Value& Unwrapped(const pickle::Value& value);
 
 // The piece that holds the whole of such a tensor; `number` is the file's in the index.
 Piece PieceOf(const Tensor& tensor, uint32_t number);

@@ -3,7 +3,9 @@
 #ifndef CKPTD_COMMON_SOURCE_TORCH_FLATTEN_H_
 #define CKPTD_COMMON_SOURCE_TORCH_FLATTEN_H_
 
+#include <cstddef>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,26 +15,45 @@
 
 namespace ckptd::torch {
 
+// Ours: nested deeper than any trainer's state.
+inline constexpr size_t kMaxNesting = 2'000;
+// Of the name of one thing.
+inline constexpr size_t kMaxNameBytes = 65'536;
+// Longer texts and bytes are named in `opaque`, and have no value.
+inline constexpr size_t kMaxValueBytes = 65'536;
+
 struct NamedTensor {
   std::string name;
   Tensor tensor;
+  // As modules say that are in the file whole: a parameter or a buffer; else a parameter.
+  EntryKind kind = EntryKind::kParameter;
 };
 
 // What was found below a value, each thing once, by the first path that leads to it.
 struct Flattened {
-  std::vector<NamedTensor> tensors;           // in the order of the file
+  std::vector<NamedTensor> tensors;            // in the order of the file
   std::map<std::string, std::string> aliases;  // a later path to the same tensor -> its name
-  std::map<std::string, std::string> values;   // path -> JSON
-  std::map<std::string, std::string> opaque;   // path -> "module.Name"
-  std::map<std::string, absl::Status> refused;  // path -> why this tensor cannot be read
+  std::map<std::string, std::string> values;   // path -> JSON, with NaN and Infinity as Python's
+  std::map<std::string, std::string> opaque;   // path -> "module.Name"; what is in it is no value
+  // Path -> why what is there cannot be read: tensors of other kinds, and several things that have
+  // one name.
+  std::map<std::string, absl::Status> refused;
 };
 
 // Walks `value` below `prefix` ("" or "optimizer"). Dotted paths; keys that are no text as
-// Python's str() gives them; a module that was saved whole as its state_dict() would name it. Cuts
-// cycles. Errors: DataLoss SOURCE_INVALID where two things get one name; InvalidArgument
-// SOURCE_INVALID above kMaxSourceValues.
+// Python's str() gives them; a module that was saved whole as its state_dict() would name it;
+// tensors in records by attribute, key or number of the argument; nothing that is in `left_out` and
+// that `value` itself holds. Two tensors are one where they
+// are the same elements of a storage. Cuts cycles. A value that is a tensor itself is named
+// `prefix`. Errors, with fact "file": those of TensorOf but Unimplemented; InvalidArgument
+// SOURCE_INVALID where a limit is passed: kMaxNesting, kMaxNameBytes, kMaxSourceValues, and names
+// of more bytes than the file accounts for (lists that hold lists twice, forty deep).
 absl::StatusOr<Flattened> Flatten(const File& file, const pickle::Value& value,
-                                  const std::string& prefix);
+                                  const std::string& prefix,
+                                  std::span<const pickle::Value* const> left_out = {});
+
+// As an index has it; its file's number is `number`.
+TensorEntry EntryOf(const File& file, const NamedTensor& tensor, uint32_t number);
 
 }  // namespace ckptd::torch
 

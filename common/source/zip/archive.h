@@ -9,33 +9,33 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/source/storage.h"
+#include "common/source/zip/object_part.h"
 
 namespace ckptd::zip {
 
 enum class Method : uint8_t { kStored, kDeflated };
 
 struct Record {
-  std::string name;
+  std::string name;  // any bytes
   Method method = Method::kStored;
-  uint64_t offset = 0;        // of its bytes in the object, as its local header says
-  uint64_t bytes = 0;         // in the object
-  uint64_t plain_bytes = 0;   // once inflated; stored: equal to bytes
-  uint32_t crc32 = 0;         // of the plain bytes
-  bool is_encrypted = false;
+  uint64_t offset = 0;       // of its bytes in the object, as its local header says
+  uint64_t bytes = 0;        // in the object
+  uint64_t plain_bytes = 0;  // once inflated, as the directory says; stored: equal to bytes
+  uint32_t crc32 = 0;        // of the plain bytes; 0 also where nobody computed it
 };
 
 // Immutable; thread-safe. A part of an object can be an archive: [begin, begin + bytes).
 class Archive {
  public:
-  // Reads the directory and every local header, in the order of the file. Errors, with fact
-  // "file": DataLoss SOURCE_INVALID, InvalidArgument SOURCE_INVALID where a limit is passed
-  // (kMaxRecords), those of the storage.
+  // Reads the directory and every local header, in the order of the file: data of records lie
+  // apart, in front of the directory. Errors, with fact "file": DataLoss SOURCE_INVALID,
+  // InvalidArgument SOURCE_INVALID where a limit is passed (kMaxRecords), Unimplemented
+  // SOURCE_UNSUPPORTED for encrypted records and other methods; those of the storage.
   static absl::StatusOr<Archive> Open(std::shared_ptr<const ReadableObject> object);
   static absl::StatusOr<Archive> Open(std::shared_ptr<const ReadableObject> object, uint64_t begin,
                                       uint64_t bytes);
@@ -44,16 +44,16 @@ class Archive {
 
   const std::vector<Record>& records() const { return records_; }  // in the order of the file
   const Record* Find(std::string_view name) const;                 // nullptr: none
-  const ReadableObject& object() const { return *object_; }
+  const ObjectPart& part() const { return part_; }
 
   // The plain bytes of a record, inflated where it is deflated, its CRC checked where one is
   // stated. Errors: DataLoss SOURCE_INVALID; InvalidArgument SOURCE_INVALID above `limit` bytes.
   absl::StatusOr<std::string> Read(const Record& record, size_t limit) const;
 
  private:
-  std::shared_ptr<const ReadableObject> object_;
+  ObjectPart part_;
   std::vector<Record> records_;
-  std::unordered_map<std::string, size_t> by_name_;
+  std::vector<uint32_t> by_name_;  // numbers of records_, sorted by their names
 };
 
 }  // namespace ckptd::zip

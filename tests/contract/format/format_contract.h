@@ -100,7 +100,6 @@ TEST_P(FormatContract, HoldsEveryTensorWithItsBytes) {
   EXPECT_OK(format().Check(storage_, List()));
   ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint opened, Read());
   const CheckpointIndex& index = opened.index;
-  EXPECT_EQ(index.source, source_);
   CheckIndex(index);
   ASSERT_EQ(index.tensors.size(), tensors_.size());
   for (const TensorOfFormat& want : tensors_) {

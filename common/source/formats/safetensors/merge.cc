@@ -4,13 +4,17 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/base/checked_math.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/source/safetensors/sharding_info.h"
 #include "common/source/text.h"
+#include "common/source/tiling.h"
 
 namespace ckptd {
 namespace {
@@ -45,22 +49,22 @@ absl::Status LimitError(const SourceFile& file, const std::string& what) {
                    {{"file", file.path}, {"error", "LimitExceeded"}});
 }
 
-// As torch's HuggingFaceStorageWriter marks files that hold pieces of tensors (its
-// CUSTOM_METADATA_KEY).
-constexpr char kPiecesKey[] = "DCP_SHARDING_INFO";
-
-absl::Status InTwoFiles(const std::string& tensor, const SourceFile& a, const SourceFile& b,
-                        bool pieces) {
-  const std::string_view what_to_try =
-      pieces ? "they hold its pieces, as torch's HuggingFaceStorageWriter saves them with "
-               "save_distributed=True: save with enable_consolidation=True, too, or put them "
-               "together with torch.distributed.checkpoint's consolidate_safetensors_files"
-             : "name one file, move the other away, or load by an index.json that says which counts";
+absl::Status InTwoFiles(const std::string& tensor, const SourceFile& a, const SourceFile& b) {
   return MakeError(
       absl::StatusCode::kDataLoss, reason::kSourceInvalid,
-      fmt::format("opening the checkpoint: tensor {} is in {} and in {}; {}", Quoted(tensor), a.path,
-                  b.path, what_to_try),
+      fmt::format("opening the checkpoint: tensor {} is in {} and in {}; name one file, move the "
+                  "other away, or load by an index.json that says which counts",
+                  Quoted(tensor), a.path, b.path),
       {{"file", a.path}, {"other_file", b.path}, {"tensor", tensor}, {"error", "DuplicateTensor"}});
+}
+
+absl::Status NotWhole(const TensorEntry& tensor, const SourceFile& file, std::string_view why) {
+  return MakeError(
+      absl::StatusCode::kDataLoss, reason::kSourceInvalid,
+      fmt::format("opening the checkpoint: of tensor {}, which is saved in chunks as {} says, {}; "
+                  "put the files of all ranks into one folder, and none of another save",
+                  Quoted(tensor.name), file.path, why),
+      {{"file", file.path}, {"tensor", tensor.name}, {"error", "IncompleteTensor"}});
 }
 
 absl::Status OfTwoTensors(const std::string& name, const std::string& a, const std::string& of_a,
@@ -87,11 +91,20 @@ absl::Status IndexMerger::Add(SafetensorsFile file) {
   if (index_.tensors.size() + file.header.tensors.size() > kMaxSourceTensors) {
     return LimitError(file.file, fmt::format("more than {} tensors", kMaxSourceTensors));
   }
+  const absl::StatusOr<std::map<std::string, Shape>> begins = ReadShardingInfo(file.header);
+  if (!begins.ok()) {
+    return WithFact(WithContext(begins.status(), "reading the header of " + file.file.path), "file",
+                    file.file.path);
+  }
   const auto number = static_cast<uint32_t>(index_.files.size());
   if (index_.tensors.empty()) index_.tensors.reserve(file.header.tensors.size());
   for (HeaderTensor& tensor : file.header.tensors) {
     index_.tensors.push_back(EntryOf(tensor, number, file.data_start));
+    const auto begin = begins->find(index_.tensors.back().name);
+    if (begin != begins->end()) index_.tensors.back().pieces.front().box.offsets = begin->second;
   }
+  has_chunks_.push_back(!begins->empty());
+  file.header.metadata.erase(kShardingInfoKey);
   index_.files.push_back(std::move(file.file));
   // insert() keeps what an earlier file stated.
   index_.metadata.insert(file.header.metadata.begin(), file.header.metadata.end());
@@ -161,24 +174,59 @@ void IndexMerger::CheckWeightMap() {
   remark(elsewhere, "are in another file than it says");
 }
 
+absl::Status IndexMerger::Join(std::span<TensorEntry> chunks) {
+  TensorEntry& whole = chunks.front();
+  const SourceFile& file = index_.files[FileOfEntry(whole)];
+  whole.shape.assign(whole.shape.size(), 0);
+  std::vector<Box> boxes;
+  for (const TensorEntry& chunk : chunks) {
+    if (chunk.dtype != whole.dtype || chunk.shape.size() != whole.shape.size()) {
+      return NotWhole(whole, file, "chunks differ in dtype or dimensions");
+    }
+    const Box& box = boxes.emplace_back(chunk.pieces.front().box);
+    for (size_t dim = 0; dim < whole.shape.size(); ++dim) {
+      const auto end = CheckedAdd(box.offsets[dim], box.extents[dim]);
+      if (!end.has_value()) return NotWhole(whole, file, "a chunk ends behind all numbers");
+      whole.shape[dim] = std::max(whole.shape[dim], *end);
+    }
+  }
+  if (const std::string why = WhyNoTiling(whole.shape, boxes); !why.empty()) {
+    return NotWhole(whole, file, why);
+  }
+  for (TensorEntry& chunk : chunks.subspan(1)) {
+    whole.pieces.push_back(std::move(chunk.pieces.front()));
+  }
+  // Ranks that hold nothing of it write that down, too.
+  std::vector<Piece>& pieces = whole.pieces;
+  pieces.erase(std::remove_if(pieces.begin() + (ElementCount(whole.shape) == 0 ? 1 : 0), pieces.end(),
+                              [](const Piece& piece) { return piece.bytes == 0; }),
+               pieces.end());
+  return absl::OkStatus();
+}
+
 absl::Status IndexMerger::ResolveDuplicates() {
   std::vector<TensorEntry>& tensors = index_.tensors;
-  const bool last_counts = located_.index.has_value() && !index_.metadata.contains(kPiecesKey);
   std::vector<std::string> twice;
   size_t kept = 0;
   for (size_t first = 0; first < tensors.size();) {
     size_t last = first;
     while (last + 1 < tensors.size() && tensors[last + 1].name == tensors[first].name) ++last;
-    if (last > first) {
+    const std::span<TensorEntry> same = std::span(tensors).subspan(first, last - first + 1);
+    const bool in_chunks = std::any_of(same.begin(), same.end(), [this](const TensorEntry& entry) {
+      return has_chunks_[FileOfEntry(entry)];
+    });
+    if (in_chunks) {
+      CKPTD_RETURN_IF_ERROR(Join(same));
+    } else if (last > first) {
       const std::string& name = tensors[first].name;
-      if (!last_counts) {
+      if (!located_.index.has_value()) {
         return InTwoFiles(name, index_.files[FileOfEntry(tensors[first])],
-                          index_.files[FileOfEntry(tensors[first + 1])],
-                          index_.metadata.contains(kPiecesKey));
+                          index_.files[FileOfEntry(tensors[first + 1])]);
       }
       if (FileOf(name) != FileOfEntry(tensors[last])) twice.push_back(name);
     }
-    if (kept != last) tensors[kept] = std::move(tensors[last]);
+    TensorEntry& counts = in_chunks ? tensors[first] : tensors[last];
+    if (&tensors[kept] != &counts) tensors[kept] = std::move(counts);
     ++kept;
     first = last + 1;
   }

@@ -6,12 +6,13 @@
 #include <cstdint>
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/source/formats/safetensors/file.h"
+#include "common/source/safetensors/file.h"
 #include "common/source/formats/safetensors/locate.h"
 #include "common/source/index.h"
 
@@ -31,10 +32,11 @@ class IndexMerger {
   absl::Status Add(SafetensorsFile file);
 
   // The index, but for `source`. Of a tensor in several files that an index names, the last
-  // file's counts, as for transformers and accelerate, which read them in order. Errors: DataLoss
-  // SOURCE_INVALID for one in two files without an index, or where they hold its pieces, and
-  // for a removed name that stands for different tensors in two files: unless the
-  // index names one of them, nothing says whose bytes were meant.
+  // file's counts, as for transformers and accelerate, which read them in order. Where files hold
+  // chunks of tensors, these are put together; nothing in such files says how large a tensor was.
+  // Errors: DataLoss SOURCE_INVALID for one in two files without an index, for one whose chunks
+  // overlap or leave holes, and for a removed name that stands for different tensors in two files:
+  // unless the index names one of them, nothing says whose bytes were meant.
   absl::StatusOr<CheckpointIndex> Finish();
 
   // After Finish: where the index's file differs from what the files hold, in sentences.
@@ -42,6 +44,8 @@ class IndexMerger {
 
  private:
   absl::Status ResolveDuplicates();
+  // Makes the first of a tensor's chunks all of it.
+  absl::Status Join(std::span<TensorEntry> chunks);
   // Notes which entries of the weight map are wrong.
   void CheckWeightMap();
   absl::Status AddAliases();
@@ -59,6 +63,7 @@ class IndexMerger {
   const LocatedSource& located_;
   CheckpointIndex index_;
   std::vector<std::map<std::string, std::string>> metadata_;  // per file
+  std::vector<bool> has_chunks_;  // per file, whether it says where its tensors begin
   uint64_t header_bytes_ = 0;
   std::set<std::string> misplaced_;  // names that are not in the file that the weight map names
   std::vector<std::string> remarks_;

@@ -1,5 +1,5 @@
 // Casts of one element between F16, BF16, F32 and F64, on bits, for GPUs and the host. The
-// results equal those of server/transfer/cast.h, NaN bits included. Conversion instructions are
+// results equal those of common/cast/cast.h, NaN bits included. Conversion instructions are
 // used for numbers only, because GPUs make other NaNs than processors.
 #ifndef CKPTD_SERVER_MEMORY_CUDA_KERNELS_ELEMENT_CAST_H_
 #define CKPTD_SERVER_MEMORY_CUDA_KERNELS_ELEMENT_CAST_H_

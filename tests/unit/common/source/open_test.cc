@@ -16,7 +16,7 @@
 
 #include "common/base/digest.h"
 #include "common/base/reasons.h"
-#include "common/source/formats/safetensors/file.h"
+#include "common/source/safetensors/file.h"
 #include "common/source/path_text.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"

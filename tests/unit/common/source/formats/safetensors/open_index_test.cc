@@ -58,14 +58,44 @@ TEST(OpenCheckpoint, NamesBothFilesOfATensorThatIsInTwo) {
                           (folder / "b.safetensors")));
 }
 
-TEST(OpenCheckpoint, SaysThatFilesHoldPiecesOfTensorsWhereTheyAreMarkedSo) {
+// What torch writes into each rank's file.
+std::string BeginsAt(const std::string& offsets) {
+  return R"({"DCP_SHARDING_INFO":"{\"x\": {\"saved_offsets\": [)" + offsets + R"(]}}"})";
+}
+
+TEST(OpenCheckpoint, PutsTensorsTogetherThatFilesHoldInChunks) {
   const TempFolder folder;
-  const std::string mark = R"({"DCP_SHARDING_INFO":"{\"x\": {\"saved_offsets\": [0]}}"})";
-  folder.Write("a.safetensors", OneTensor("x", mark));
-  folder.Write("b.safetensors", OneTensor("x", mark));
-  const auto index = OpenCheckpoint(folder.path());
-  EXPECT_THAT(index, FailsWith(kDataLoss, reason::kSourceInvalid));
-  EXPECT_THAT(index, Says("save with enable_consolidation=True"));
+  folder.Write("shard-00001-model-00001-of-00002.safetensors", OneTensor("x", BeginsAt("1")));
+  folder.Write("shard-00002-model-00002-of-00002.safetensors", OneTensor("x", BeginsAt("0")));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex index, OpenCheckpoint(folder.path()));
+  ASSERT_THAT(NamesOf(index), ElementsAre("x"));
+  EXPECT_THAT(index.tensors[0].shape, ElementsAre(2));
+  ASSERT_EQ(index.tensors[0].pieces.size(), 2u);
+  EXPECT_THAT(index.tensors[0].pieces[0].box.offsets, ElementsAre(1));
+  EXPECT_THAT(index.tensors[0].pieces[1].box.offsets, ElementsAre(0));
+  EXPECT_TRUE(index.metadata.empty());
+}
+
+TEST(OpenCheckpoint, RefusesChunksThatOverlapOrLeaveHoles) {
+  const TempFolder folder;
+  folder.Write("a.safetensors", OneTensor("x", BeginsAt("0")));
+  folder.Write("b.safetensors", OneTensor("x", BeginsAt("0")));
+  EXPECT_THAT(OpenCheckpoint(folder.path()), FailsWith(kDataLoss, reason::kSourceInvalid));
+  EXPECT_THAT(OpenCheckpoint(folder.path()),
+              Says("of tensor \"x\", which is saved in chunks as " + (folder / "a.safetensors") +
+                   " says, the chunk of (1) at (0) overlaps the one of (1) at (0)"));
+  folder.Write("b.safetensors", OneTensor("x", BeginsAt("2")));
+  EXPECT_THAT(OpenCheckpoint(folder.path()), Says("1 of its 3 elements are in no chunk"));
+}
+
+TEST(OpenCheckpoint, RefusesChunksThatBeginNowhere) {
+  const TempFolder folder;
+  for (const char* offsets : {"", "0, 0", "-1", "0.5", "18446744073709551616"}) {
+    folder.Write("a.safetensors", OneTensor("x", BeginsAt(offsets)));
+    const auto index = OpenCheckpoint(folder.path());
+    EXPECT_THAT(index, FailsWith(kDataLoss, reason::kSourceInvalid)) << offsets;
+    EXPECT_EQ(FactsOf(index.status())["file"], folder / "a.safetensors");
+  }
 }
 
 TEST(OpenCheckpoint, TakesATensorInTwoFilesOfAnIndexFromTheLastOne) {

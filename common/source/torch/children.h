@@ -1,0 +1,31 @@
+// What values of pickles hold, by names. Only flatten.cc uses it.
+#ifndef CKPTD_COMMON_SOURCE_TORCH_CHILDREN_H_
+#define CKPTD_COMMON_SOURCE_TORCH_CHILDREN_H_
+
+#include <string>
+#include <vector>
+
+#include "common/source/index.h"
+#include "common/source/pickle/value.h"
+
+namespace ckptd::torch {
+
+struct Child {
+  std::string name;
+  const pickle::Value* value = nullptr;
+  EntryKind kind = EntryKind::kParameter;
+};
+
+// What a container or a record holds, in the order of the file. Of a module that was saved whole:
+// its parameters, buffers and modules, as its state_dict() has them.
+std::vector<Child> ChildrenOf(const pickle::Value& value);
+
+// "module.Name" of what a record was to build: of a subclass of Tensor the subclass.
+std::string NameOfRecord(const pickle::Value& record);
+
+// Of an object outside of the pickle: the class of a storage.
+std::string NameOfPersistent(const pickle::Value& value);
+
+}  // namespace ckptd::torch
+
+#endif  // CKPTD_COMMON_SOURCE_TORCH_CHILDREN_H_
