@@ -10,7 +10,7 @@ from ..._errors import FailedPrecondition, InvalidArgument
 
 def load_file(path: str) -> Mapping[str, Any]:
     """name -> tensor of a file, further names of tied tensors included."""
-    if not path.endswith(".safetensors"):
+    if not _is_safetensors(path):
         return _load_pickled(path)
     try:
         from safetensors import safe_open
@@ -27,6 +27,14 @@ def load_file(path: str) -> Mapping[str, Any]:
             if name in found:
                 found.setdefault(alias, found[name])
     return found
+
+
+def _is_safetensors(path: str) -> bool:
+    """Whether it has the name of such a file, or begins as one: the length of JSON, then JSON."""
+    if path.endswith(".safetensors"):
+        return True
+    with open(path, "rb") as file:
+        return file.read(9)[8:] == b"{"
 
 
 def _load_pickled(path: str) -> Mapping[str, Any]:
@@ -58,7 +66,7 @@ def read_some(files: Iterable[str], names: Container[str]) -> Dict[str, Any]:
 
     found: Dict[str, Any] = {}
     for path in files:
-        if not path.endswith(".safetensors"):
+        if not _is_safetensors(path):
             found.update((name, value) for name, value in _load_pickled(path).items() if name in names)
             continue
         with safe_open(path, framework="pt") as file:
