@@ -150,7 +150,7 @@ def test_a_file_of_torch_is_read_once_by_the_daemon(start, tmp_path):
         model, _ = case.load(saved, 1)
     assert "memfd" in mapping_of(model.model.layers[1].mlp.up_proj.weight.data_ptr())
     loads = listed(group)
-    assert len(loads) == 1 and loads[0]["source"].endswith("pytorch_model.bin#all")
+    assert len(loads) == 1 and loads[0]["source"].endswith("pytorch_model.bin")
 
 
 def test_without_a_daemon_a_file_of_torch_is_read_natively_if_allowed(tmp_path):

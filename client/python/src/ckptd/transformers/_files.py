@@ -136,8 +136,10 @@ class Files:
                 continue  # an index of another checkpoint, or half written
             if path in source.files():
                 return source
-        # All names of a file of torch as they are in it.
-        return self._source(path if kind == _SAFETENSORS else join_part(path, "all"))
+        source = self._source(path)
+        if source.contents.format != "torch" or not source.contents.remarks:
+            return source
+        return self._source(join_part(path, "all"))  # by the names that torch.load gives
 
     def _source(self, path: str) -> Source:
         key = (path, _signature(path))
