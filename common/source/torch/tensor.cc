@@ -262,7 +262,7 @@ std::optional<Shape> SizesOf(const Value& value) {
   if (!value.is(Kind::kTuple) && !value.is(Kind::kList)) return std::nullopt;
   if (value.items().size() > kMaxTensorDims) return std::nullopt;
   for (const Value* item : value.items()) {
-    const std::optional<uint64_t> size = Size(*item);
+    const std::optional<uint64_t> size = SizeOf(*item);
     if (!size.has_value()) return std::nullopt;
     out.push_back(*size);
   }
