@@ -79,6 +79,7 @@ void Print(const DiffOutput& output, std::ostream& out) {
 
 absl::StatusOr<int> Run(const Options& options, Context& context) {
   CKPTD_ASSIGN_OR_RETURN(Choice choice, ToChoice(options.choice));
+  choice.may_match_nothing = true;
   CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint first, OpenNamed(options.a));
   CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint second, OpenNamed(options.b));
   CKPTD_ASSIGN_OR_RETURN(const Content a, Choose(first.index, choice));
