@@ -12,6 +12,7 @@
 #include "common/base/escape.h"
 #include "common/base/status.h"
 #include "common/source/open.h"
+#include "common/source/piece.h"
 #include "common/wire/plan.h"
 
 namespace ckptd::cli {
@@ -57,6 +58,28 @@ uint64_t BytesOf(const CheckpointIndex& index) {
   return bytes;
 }
 
+std::vector<uint64_t> UnusedBytes(const CheckpointIndex& index) {
+  using Range = std::pair<uint64_t, uint64_t>;
+  std::vector<std::vector<Range>> used(index.files.size());
+  for (const TensorEntry& tensor : index.tensors) {
+    for (const Piece& piece : tensor.pieces) {
+      used[piece.file].emplace_back(piece.offset, piece.offset + SpanOf(piece, tensor.dtype));
+    }
+  }
+  std::vector<uint64_t> unused(index.files.size());
+  for (size_t i = 0; i < used.size(); ++i) {
+    if (used[i].empty()) continue;
+    std::sort(used[i].begin(), used[i].end());
+    uint64_t end = 0;
+    for (const auto& [from, to] : used[i]) {
+      unused[i] += from > end ? from - end : 0;
+      end = std::max(end, to);
+    }
+    unused[i] += index.files[i].bytes - std::min(end, index.files[i].bytes);
+  }
+  return unused;
+}
+
 absl::StatusOr<OpenedCheckpoint> OpenNamed(const std::string& named) {
   CKPTD_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(named));
   return OpenWithRemarks(path);
@@ -68,6 +91,8 @@ absl::StatusOr<SourceInfo> InspectOffline(const std::string& source) {
   out.identity = HexDigest(IdentityOf(opened.index.files));
   out.tensor_count = opened.index.tensors.size();
   out.tensor_bytes = BytesOf(opened.index);
+  out.value_count = opened.index.values.size();
+  out.opaque_count = opened.index.opaque.size();
   out.index = std::move(opened.index);
   out.remarks = std::move(opened.remarks);
   return out;

@@ -8,6 +8,7 @@ const (
 	ReasonSourceForbidden    = "SOURCE_FORBIDDEN"
 	ReasonSourceOutsideRoots = "SOURCE_OUTSIDE_ROOTS"
 	ReasonSourceChanged      = "SOURCE_CHANGED"
+	ReasonSourceUnsafe       = "SOURCE_UNSAFE"
 	ReasonSourceUnsupported  = "SOURCE_UNSUPPORTED"
 	ReasonLayoutInvalid      = "LAYOUT_INVALID"
 	ReasonLayoutMismatch     = "LAYOUT_MISMATCH"

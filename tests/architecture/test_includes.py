@@ -15,12 +15,12 @@ TRANSFER = ["server/transfer/transfer.h", "server/transfer/transfer_types.h", "s
             "server/transfer/frame_receiver.h", "server/transfer/slab_spans.h", "server/transfer/step_user.h"]
 # Of common/source, what storages and formats are written against.
 SOURCE_SEAMS = [f"common/source/{name}.h" for name in ("access", "passed_files", "storage", "format", "index", "dtype", "piece",
-                                                         "text", "path_text", "tiling")]
+                                                         "placements", "text", "path_text", "tiling")]
 SOURCE = [*SOURCE_SEAMS, *(f"common/source/{name}.h" for name in ("hub_cache", "manifest", "open", "piece_reader",
                                                                "registry"))]
 FORMATS = sorted(folder.name for folder in (ROOT / "common/source/formats").iterdir())
 # What several formats are made of: each part may include those before it.
-FORMAT_PARTS = [f"common/source/{name}" for name in ("pickle", "zip", "safetensors", "torch")]
+FORMAT_PARTS = [f"common/source/{name}" for name in ("pickle", "zip", "weight_map", "safetensors", "torch")]
 BEHIND_SEAMS = ("common/source/storage/", "common/source/formats/", *(f"{part}/" for part in FORMAT_PARTS))
 # Who may name storages and formats.
 REGISTRY = "common/source/registry.cc"

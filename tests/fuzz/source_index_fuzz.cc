@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "common/source/safetensors/header.h"
-#include "common/source/formats/safetensors/index_json.h"
+#include "common/source/weight_map/index_json.h"
 #include "common/source/formats/safetensors/merge.h"
 #include "tests/fuzz/properties.h"
 

@@ -29,8 +29,10 @@ constexpr size_t kCostOfVisit = 64;
 
 class Walk {
  public:
-  explicit Walk(const File& file)
-      : file_(file), budget_(kFreeCost + kCostPerByte * file.document.arena.bytes()) {}
+  Walk(const File& file, std::span<const Value* const> left_out)
+      : file_(file),
+        left_out_(left_out),
+        budget_(kFreeCost + kCostPerByte * file.document.arena.bytes()) {}
 
   absl::StatusOr<Flattened> Run(const Value& value, const std::string& prefix) {
     path_ = prefix;
@@ -75,6 +77,7 @@ class Walk {
   }
 
   absl::Status Visit(const Value& value, EntryKind kind, bool in_record) {
+    CKPTD_RETURN_IF_ERROR(CheckName());
     CKPTD_RETURN_IF_ERROR(Pay(kCostOfVisit + path_.size()));
     if (value.is(Kind::kRecord)) {
       CKPTD_ASSIGN_OR_RETURN(const bool is_tensor, TakeTensor(value, kind));
@@ -105,11 +108,21 @@ class Walk {
       return PastLimit(fmt::format("it nests more than {} deep", kMaxNesting));
     }
     std::vector<Child> children = ChildrenOf(container);
+    if (frames_.empty()) RemoveLeftOut(children);
     if (children.empty() && !in_record && !path_.empty()) {
       CKPTD_RETURN_IF_ERROR(AddValue(container.is(Kind::kDict) ? "{}" : "[]"));
     }
     frames_.push_back({&container, std::move(children), 0, path_.size(), in_record});
     return absl::OkStatus();
+  }
+
+  void RemoveLeftOut(std::vector<Child>& children) const {
+    children.erase(std::remove_if(children.begin(), children.end(),
+                                  [this](const Child& child) {
+                                    return std::find(left_out_.begin(), left_out_.end(),
+                                                     child.value) != left_out_.end();
+                                  }),
+                   children.end());
   }
 
   absl::StatusOr<bool> TakeTensor(const Value& value, EntryKind kind) {
@@ -123,7 +136,6 @@ class Walk {
                                                       file_.file.path));
     }
     if (!tensor->has_value()) return false;
-    CKPTD_RETURN_IF_ERROR(CheckName());
     Elements elements = {(*tensor)->storage, (*tensor)->offset,     (*tensor)->dtype,
                          (*tensor)->shape,   (*tensor)->strides,    (*tensor)->conjugated,
                          (*tensor)->negated};
@@ -134,13 +146,11 @@ class Walk {
   }
 
   absl::Status AddValue(std::string json) {
-    CKPTD_RETURN_IF_ERROR(CheckName());
     CKPTD_RETURN_IF_ERROR(Pay(json.size()));
     if (!out_.values.emplace(path_, std::move(json)).second) twice_.insert(path_);
     return CheckCount();
   }
   absl::Status AddOpaque(std::string name) {
-    CKPTD_RETURN_IF_ERROR(CheckName());
     CKPTD_RETURN_IF_ERROR(Pay(name.size()));
     if (!out_.opaque.emplace(path_, std::move(name)).second) twice_.insert(path_);
     return CheckCount();
@@ -216,6 +226,7 @@ class Walk {
   }
 
   const File& file_;
+  const std::span<const Value* const> left_out_;
   size_t budget_;
   std::string path_;
   std::vector<Frame> frames_;
@@ -229,8 +240,9 @@ class Walk {
 
 }  // namespace
 
-absl::StatusOr<Flattened> Flatten(const File& file, const Value& value, const std::string& prefix) {
-  return Walk(file).Run(value, prefix);
+absl::StatusOr<Flattened> Flatten(const File& file, const Value& value, const std::string& prefix,
+                                  std::span<const Value* const> left_out) {
+  return Walk(file, left_out).Run(value, prefix);
 }
 
 TensorEntry EntryOf(const File& file, const NamedTensor& tensor, uint32_t number) {
@@ -240,6 +252,8 @@ TensorEntry EntryOf(const File& file, const NamedTensor& tensor, uint32_t number
   entry.kind = tensor.kind;
   entry.shape = tensor.tensor.shape;
   entry.big_endian = file.big_endian && BitsOf(entry.dtype) > 8;
+  entry.negates_real = tensor.tensor.negated;
+  entry.negates_imaginary = tensor.tensor.negated != tensor.tensor.conjugated;
   entry.pieces.push_back(PieceOf(tensor.tensor, number));
   return entry;
 }

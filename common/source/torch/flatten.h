@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,13 +42,15 @@ struct Flattened {
 
 // Walks `value` below `prefix` ("" or "optimizer"). Dotted paths; keys that are no text as
 // Python's str() gives them; a module that was saved whole as its state_dict() would name it;
-// tensors in records by attribute, key or number of the argument. Two tensors are one where they
+// tensors in records by attribute, key or number of the argument; nothing that is in `left_out` and
+// that `value` itself holds. Two tensors are one where they
 // are the same elements of a storage. Cuts cycles. A value that is a tensor itself is named
 // `prefix`. Errors, with fact "file": those of TensorOf but Unimplemented; InvalidArgument
 // SOURCE_INVALID where a limit is passed: kMaxNesting, kMaxNameBytes, kMaxSourceValues, and names
 // of more bytes than the file accounts for (lists that hold lists twice, forty deep).
 absl::StatusOr<Flattened> Flatten(const File& file, const pickle::Value& value,
-                                  const std::string& prefix);
+                                  const std::string& prefix,
+                                  std::span<const pickle::Value* const> left_out = {});
 
 // As an index has it; its file's number is `number`.
 TensorEntry EntryOf(const File& file, const NamedTensor& tensor, uint32_t number);

@@ -19,15 +19,18 @@ struct FolderChoice {
 // The rule of transformers, and where that ends, ours:
 //   1. model.safetensors
 //   2. model.safetensors.index.json
-//   3. pytorch_model.bin or its index: refused, because transformers reads it
+//   3. pytorch_model.bin or its index, which are not of this format (PicklesComeFirst)
 //   4. the only index of another name
 //   5. a numbered series: the one of "model", else the only one
 //   6. all files, but for those that by their names are no part of the model
 // `folder` is for messages. Errors: InvalidArgument SOURCE_INVALID where several checkpoints
-// lie there and none comes first; NotFound SOURCE_NOT_FOUND for a series with a gap; Unimplemented
-// SOURCE_UNSUPPORTED for 3; as NothingToLoad without safetensors.
+// lie there and none comes first; NotFound SOURCE_NOT_FOUND for a series with a gap; as
+// NothingToLoad without safetensors.
 absl::StatusOr<FolderChoice> ChooseFiles(const Storage& storage, const std::string& folder,
                                          const FolderContents& contents);
+
+// Whether the rule ends at 3: transformers and accelerate would read pickles.
+bool PicklesComeFirst(const FolderContents& contents);
 
 // Whether a file is no part of the model by its name: an adapter's, an optimizer's, or the
 // same weights in their original format (consolidated).

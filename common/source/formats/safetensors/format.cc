@@ -47,10 +47,9 @@ bool BeginsAsHeader(const Storage& storage, const std::string& path) {
 }  // namespace
 
 bool SafetensorsFormat::Recognise(const Storage& storage, const Listing& listing) const {
-  if (listing.is_folder) {
-    const FolderContents contents = ContentsOf(listing);
-    return !contents.safetensors.empty() || !contents.indices.empty();
-  }
+  // Other parts of a training lie beside the model in other formats.
+  if (!listing.part.empty() && listing.part != "model") return false;
+  if (listing.is_folder) return IsOfSafetensors(storage, listing);
   return listing.source.ends_with(".safetensors") ||
          listing.source.ends_with(".safetensors.index.json") ||
          BeginsAsHeader(storage, listing.source);

@@ -82,6 +82,8 @@ void RemarkLeftOut(const FolderContents& contents, const std::string& index, Loc
       return name != index && !std::binary_search(out.names.begin(), out.names.end(), name);
     });
   }
+  std::copy_if(contents.torch.begin(), contents.torch.end(), std::back_inserter(left_out),
+               [](const auto& name) { return name.starts_with("pytorch_model"); });
   if (left_out.empty()) return;
   out.remarks.push_back(fmt::format("left out {}: {} counts in this folder; name a file or an "
                                     "index to load another one",
@@ -105,6 +107,15 @@ absl::StatusOr<LocatedSource> LocateInFolder(const Storage& storage, const Listi
 }
 
 }  // namespace
+
+bool IsOfSafetensors(const Storage& storage, const Listing& listing) {
+  const FolderContents contents = ContentsOf(listing);
+  if (contents.safetensors.empty() && contents.indices.empty()) return false;
+  if (!PicklesComeFirst(contents)) return true;
+  if (!contents.has_config) return false;
+  const absl::StatusOr<FolderChoice> named = ChooseByConfig(storage, listing.source);
+  return !named.ok() || !named->index.empty() || !named->names.empty();
+}
 
 absl::StatusOr<bool> FindsStill(const Storage& storage, const Listing& listing,
                                 const std::vector<SourceFile>& files) {

@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/source/format.h"
-#include "common/source/formats/safetensors/index_json.h"
+#include "common/source/weight_map/index_json.h"
 #include "common/source/index.h"
 #include "common/source/storage.h"
 
@@ -26,6 +26,10 @@ struct LocatedSource {
 
 // Reads an index and a config.json, no safetensors file. Errors as of CheckpointFormat::ReadIndex.
 absl::StatusOr<LocatedSource> LocateFiles(const Storage& storage, const Listing& listing);
+
+// Whether a folder is of this format: it holds safetensors, and either they come first, or its
+// config.json names them. Reads that alone.
+bool IsOfSafetensors(const Storage& storage, const Listing& listing);
 
 // Whether LocateFiles would still find what `files` are of: those that hold tensors, and
 // the index behind them, if one named them. Reads a folder's config.json alone. An

@@ -59,7 +59,7 @@ TEST(Archive, ReadsRecordsAtAnyAlignmentAndWithoutDescriptors) {
   for (const size_t alignment : {1u, 8u, 4096u, 65536u / 2}) {
     for (const bool described : {true, false}) {
       std::vector<ZipRecord> records = kRecords;
-      for (ZipRecord& record : records) record.flags = described ? 0x0808 : 0x0800;
+      for (ZipRecord& record : records) record.flags = described ? uint16_t{0x0808} : uint16_t{0x0800};
       const ZipFile file = WriteZip(records, {.alignment = alignment, .wide_end = described});
       ASSERT_OK_AND_ASSIGN(const Archive archive, OpenBytes(file.bytes));
       ExpectRecords(archive, records, file.bytes);
@@ -68,7 +68,7 @@ TEST(Archive, ReadsRecordsAtAnyAlignmentAndWithoutDescriptors) {
 }
 
 TEST(Archive, ReadsNumbersOfZip64) {
-  for (const uint16_t flags : {0x0808, 0x0800}) {
+  for (const uint16_t flags : {uint16_t{0x0808}, uint16_t{0x0800}}) {
     std::vector<ZipRecord> records = kRecords;
     for (ZipRecord& record : records) {
       record.wide = true;
@@ -214,8 +214,7 @@ INSTANTIATE_TEST_SUITE_P(
         Spoiled{"WideEndElsewhere", [](ZipFile& f) { Set(f, f.end - 12, 0, 8); }, "disagree"},
         Spoiled{"WideEndBehindTheFile", [](ZipFile& f) { Set(f, f.end - 12, UINT64_MAX, 8); },
                 "disagree"},
-        Spoiled{"CountsThatDiffer", [](ZipFile& f) { Set(f, f.end + 8, 3, 2); }, "disagree",
-                absl::StatusCode::kDataLoss},
+        Spoiled{"CountsThatDiffer", [](ZipFile& f) { Set(f, f.end + 10, 3, 2); }, "disagree"},
         Spoiled{"MoreRecordsThanRoom",
                 [](ZipFile& f) {
                   Set(f, f.wide_end + 24, 4'000'000, 8);
@@ -258,12 +257,12 @@ INSTANTIATE_TEST_SUITE_P(
                 "two records"},
         Spoiled{"AnotherNameThere", [](ZipFile& f) { f.bytes[f.headers[1] + 30] = 'n'; },
                 "its name"},
-        Spoiled{"NoHeaderThere", [](ZipFile& f) { Set(f, f.entries[1] + 42, 1, 4); },
+        Spoiled{"NoHeaderThere", [](ZipFile& f) { Set(f, f.entries[3] + 42, f.headers[3] + 1, 4); },
                 "there is no record"},
         Spoiled{"HeaderBehindTheFile",
                 [](ZipFile& f) { Set(f, f.entries[1] + 42, 0x7fffffff, 4); }, "ends before"},
         Spoiled{"TwoEntriesOfOneRecord",
-                [](ZipFile& f) { Set(f, f.entries[2] + 42, f.headers[1], 4); }, "disagree"},
+                [](ZipFile& f) { Set(f, f.entries[2] + 42, f.headers[1], 4); }, "overlaps"},
         Spoiled{"AnotherMethodThere", [](ZipFile& f) { Set(f, f.headers[1] + 8, 8, 2); },
                 "how it is packed"},
         Spoiled{"AnotherSizeThere", [](ZipFile& f) { Set(f, f.headers[1] + 18, 99, 4); },

@@ -1,9 +1,7 @@
-#include "common/source/formats/safetensors/index_json.h"
+#include "common/source/weight_map/index_json.h"
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
@@ -12,6 +10,7 @@
 #include "common/base/json.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/source/path_text.h"
 #include "common/source/text.h"
 
 namespace ckptd {
@@ -23,7 +22,7 @@ absl::Status Invalid(const std::string& why, const Facts& facts = {}) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
                    why +
                        "; copy or download the index again, or load its files by naming one "
-                       ".safetensors file or a folder without the index",
+                       "of them or a folder without the index",
                    facts);
 }
 
@@ -31,6 +30,7 @@ absl::Status Invalid(const std::string& why, const Facts& facts = {}) {
 // "metadata" matter; what lies deeper is counted and skipped.
 class IndexSax : public rapidjson::BaseReaderHandler<rapidjson::UTF8<>, IndexSax> {
  public:
+  explicit IndexSax(std::string_view extension) : extension_(extension) {}
   using Size = rapidjson::SizeType;
   absl::StatusOr<IndexJson> Finish();
   // The error of an index that is refused: reading it ended at `byte`.
@@ -70,6 +70,7 @@ class IndexSax : public rapidjson::BaseReaderHandler<rapidjson::UTF8<>, IndexSax
     return true;
   }
 
+  const std::string_view extension_;  // of the files
   absl::Status error_;
   uint64_t depth_ = 0;
   std::string key_;
@@ -113,19 +114,19 @@ bool IndexSax::StartObject() {
 
 // Refuses names that could lead out of the index's folder, and files of other formats;
 // returns the name without redundant parts.
-absl::StatusOr<std::string> CheckShardName(const std::string& tensor, const std::string& name) {
-  constexpr std::string_view kExtension = ".safetensors";
+absl::StatusOr<std::string> CheckShardName(const std::string& tensor, const std::string& name,
+                                           std::string_view extension) {
   const Facts facts = {{"shard", name.substr(0, 4096)}, {"tensor", tensor.substr(0, 4096)}};
   if (const std::string_view why = WhyUnsafe(name); !why.empty()) {
     return Invalid(
         fmt::format("it puts tensor {} into file {}, {}", Quoted(tensor), Quoted(name), why),
         facts);
   }
-  if (!name.ends_with(kExtension)) {
+  if (!name.ends_with(extension)) {
     return MakeError(absl::StatusCode::kUnimplemented, reason::kSourceUnsupported,
-                     fmt::format("it puts tensor {} into file {}, which is not .safetensors; "
-                                 "convert the checkpoint to safetensors and load that",
-                                 Quoted(tensor), Quoted(name)),
+                     fmt::format("it puts tensor {} into file {}, which is not {}; load its files "
+                                 "by naming one of them or a folder without the index",
+                                 Quoted(tensor), Quoted(name), extension),
                      facts);
   }
   return std::filesystem::path(name).lexically_normal().string();
@@ -142,7 +143,7 @@ absl::StatusOr<IndexJson> IndexSax::Finish() {
     std::string& file = entry.second;
     auto known = checked.find(file);
     if (known == checked.end()) {
-      CKPTD_ASSIGN_OR_RETURN(std::string name, CheckShardName(entry.first, file));
+      CKPTD_ASSIGN_OR_RETURN(std::string name, CheckShardName(entry.first, file, extension_));
       known = checked.emplace(file, std::move(name)).first;
     }
     file = known->second;
@@ -155,22 +156,8 @@ absl::StatusOr<IndexJson> IndexSax::Finish() {
 
 }  // namespace
 
-std::string_view WhyUnsafe(std::string_view name) {
-  if (name.find('\0') != std::string_view::npos) return "whose name contains NUL";
-  if (name.starts_with('/') || name.starts_with('\\')) return "an absolute path";
-  if (name.size() >= 2 && name[1] == ':' && std::isalpha(static_cast<unsigned char>(name[0]))) {
-    return "a path with a drive";
-  }
-  std::string slashes(name);
-  std::replace(slashes.begin(), slashes.end(), '\\', '/');
-  for (const auto& part : std::filesystem::path(slashes)) {
-    if (part == "..") return "a path with \"..\"";
-  }
-  return {};
-}
-
-absl::StatusOr<IndexJson> ParseIndexJson(std::string_view json) {
-  IndexSax sax;
+absl::StatusOr<IndexJson> ParseIndexJson(std::string_view json, std::string_view extension) {
+  IndexSax sax(extension);
   const auto fault =
       ReadJson<rapidjson::kParseNanAndInfFlag>(std::string(json), JsonNumbers::kOfKind, sax);
   return fault.has_value() ? sax.ErrorAt(*fault) : sax.Finish();

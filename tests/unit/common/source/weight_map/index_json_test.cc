@@ -1,4 +1,4 @@
-#include "common/source/formats/safetensors/index_json.h"
+#include "common/source/weight_map/index_json.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

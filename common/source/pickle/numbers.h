@@ -1,0 +1,24 @@
+// Whole numbers of any length as decimal digits. Pure.
+#ifndef CKPTD_COMMON_SOURCE_PICKLE_NUMBERS_H_
+#define CKPTD_COMMON_SOURCE_PICKLE_NUMBERS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace ckptd::pickle {
+
+// Of a number in two's complement, lowest byte first; "" is 0. For short ones: its time is that of
+// their square.
+std::string DigitsOf(std::string_view bytes);
+
+// The number, if it fits 64 bits; the digits are those of DigitsOf or CanonicalDigits.
+std::optional<int64_t> SmallNumber(std::string_view digits);
+
+// What Python writes for "+007" and "-0": "7" and "0". Nullopt for what is no whole number.
+std::optional<std::string> CanonicalDigits(std::string_view text);
+
+}  // namespace ckptd::pickle
+
+#endif  // CKPTD_COMMON_SOURCE_PICKLE_NUMBERS_H_
