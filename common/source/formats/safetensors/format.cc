@@ -19,8 +19,6 @@ namespace {
 // Why a file of the source could not be read.
 absl::Status InContext(const absl::Status& status, const LocatedSource& located,
                        const std::string& path) {
-  // Its name counts only where its bytes are not safetensors.
-  if (FactsOf(status).contains("error")) CKPTD_RETURN_IF_ERROR(CheckExtension(path));
   if (!located.index.has_value() || status.code() != absl::StatusCode::kNotFound) return status;
   return WithContext(status, fmt::format("reading a file that index {} names (finish the download, "
                                          "or correct the index)",
