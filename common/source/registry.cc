@@ -56,7 +56,11 @@ const CheckpointFormat& FormatOf(const Storage& storage, const Listing& listing)
   for (const CheckpointFormat* format : formats.first(formats.size() - 1)) {
     if (format->Recognise(storage, listing)) return *format;
   }
-  return *formats.back();
+  if (listing.part.empty()) return *formats.back();
+  // The format of the whole says which parts there are.
+  Listing whole = listing;
+  whole.part.clear();
+  return FormatOf(storage, whole);
 }
 
 }  // namespace ckptd
