@@ -18,7 +18,7 @@ constexpr char kSecond[] = "pytorch_model-00002-of-00002.bin";
 struct Folder {
   Names names;
   Names chosen;      // the index alone, or the files; empty: none
-  std::string says;  // of the error
+  std::string says = "";  // of the error
   std::string part = "";
 };
 void PrintTo(const Folder& folder, std::ostream* out) { *out << testing::PrintToString(folder.names); }
