@@ -15,17 +15,9 @@
 
 #include "absl/status/statusor.h"
 #include "common/source/index.h"
+#include "common/source/placements.h"
 
 namespace ckptd {
-
-// DTensor placement of a tensor along one mesh dimension.
-struct Placement {
-  enum class Kind : uint8_t { kReplicate, kShard, kStridedShard };
-  Kind kind = Kind::kReplicate;
-  int32_t dim = 0;            // tensor dimension; negative counts from the end
-  uint32_t split_factor = 1;  // kStridedShard only
-  bool operator==(const Placement&) const = default;
-};
 
 // n-dimensional array of global ranks, row-major. ranks.size() == product(shape).
 struct Mesh {
@@ -165,13 +157,6 @@ class LayoutRules {
   std::vector<Rule> rules_;
 };
 
-// A box of the global tensor, and the position of its first element in the local one.
-struct PlacedBox {
-  Box global;   // no extent is 0
-  Shape local;  // offsets in the local tensor, one per dimension
-  bool operator==(const PlacedBox&) const = default;
-};
-
 // Where a sharding puts a tensor on one rank.
 struct LocalGeometry {
   // Disjoint; together they are the whole local tensor. Empty if the rank holds nothing.
@@ -181,8 +166,7 @@ struct LocalGeometry {
   bool present = true;  // false: the rank is not in the mesh, so it does not have the tensor
 };
 
-// All placement arithmetic is here. DTensor semantics as of torch 2.13 (ceil chunks,
-// _StridedShard, the order "in memory" for FSDP2+TP). Checks the sharding itself too, because it
+// By the arithmetic of common/source/placements.h. Checks the sharding itself too, because it
 // may come from another process. Errors: InvalidArgument LAYOUT_INVALID (an invalid sharding) and
 // LAYOUT_MISMATCH (one that does not fit this shape). Thread-safe.
 absl::StatusOr<LocalGeometry> ResolveSharding(const Sharding& sharding,

@@ -144,6 +144,7 @@ absl::StatusOr<OpenedCheckpoint> OpenWithRemarks(const std::string& source,
                          named.format.ReadIndex(*named.storage, named.listing));
   opened.index.source = JoinPart(named.listing.source, named.listing.part);
   opened.index.part = named.listing.part;
+  opened.index.format = named.format.name();
   return opened;
 }
 

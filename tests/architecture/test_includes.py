@@ -15,7 +15,7 @@ TRANSFER = ["server/transfer/transfer.h", "server/transfer/transfer_types.h", "s
             "server/transfer/frame_receiver.h", "server/transfer/slab_spans.h", "server/transfer/step_user.h"]
 # Of common/source, what storages and formats are written against.
 SOURCE_SEAMS = [f"common/source/{name}.h" for name in ("access", "passed_files", "storage", "format", "index", "dtype", "piece",
-                                                         "text", "path_text", "tiling")]
+                                                         "placements", "text", "path_text", "tiling")]
 SOURCE = [*SOURCE_SEAMS, *(f"common/source/{name}.h" for name in ("hub_cache", "manifest", "open", "piece_reader",
                                                                "registry"))]
 FORMATS = sorted(folder.name for folder in (ROOT / "common/source/formats").iterdir())
@@ -154,7 +154,7 @@ def test_every_cpp_test_file_belongs_to_a_declared_test_binary():
     cmake = (ROOT / "tests/CMakeLists.txt").read_text()
     for name, values, body in re.findall(r"foreach\((\w+) IN ITEMS ([^)]*)\)(.*?)endforeach\(\)", cmake, flags=re.S):
         cmake += "".join(body.replace(f"${{{name}}}", value) for value in values.split())
-    declared = set(" ".join(re.findall(r"DIRECTORY (.+?) LABEL", cmake)).split())
+    declared = set(" ".join(re.findall(r"DIRECTORY (.+?) LABEL", cmake, flags=re.S)).split())
     orphans = [path for path in tracked("tests/*_test.cc")
                if str(pathlib.Path(path).parent.relative_to("tests")) not in declared]
     assert not orphans, "\n".join(orphans)

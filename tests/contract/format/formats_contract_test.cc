@@ -5,6 +5,7 @@
 
 #include "common/source/registry.h"
 #include "tests/contract/format/dcp_cases.h"
+#include "tests/contract/format/folders_cases.h"
 #include "tests/contract/format/format_contract.h"
 #include "tests/testing/halves_format.h"
 #include "tests/testing/safetensors_writer.h"
@@ -173,6 +174,8 @@ INSTANTIATE_TEST_SUITE_P(
                     FormatCase{"TorchLegacy", &FormatNamed("torch"), WriteTorchLegacy},
                     FormatCase{"TorchWithIndex", &FormatNamed("torch"), WriteTorchIndex},
                     FormatCase{"TorchFolder", &FormatNamed("torch"), WriteTorchFolder},
+                    FormatCase{"Offload", &FormatNamed("offload"), WriteOffload},
+                    FormatCase{"Gguf", &FormatNamed("gguf"), WriteGguf, {Dtype::kU8}},
                     FormatCase{"Dcp", &FormatNamed("dcp"), WriteDcp},
                     FormatCase{"DcpOfAccelerate", &FormatNamed("dcp"), WriteAccelerate},
                     FormatCase{"Halves", &kHalves, WriteHalves}),

@@ -197,8 +197,6 @@ absl::StatusOr<OpenedCheckpoint> GgufFormat::ReadIndex(const Storage& storage,
     CKPTD_RETURN_IF_ERROR(assembler.Add(std::move(file), std::move(header)));
   }
   CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint out, assembler.Finish());
-  out.index.source = listing.source;
-  out.index.format = name();
   return out;
 }
 

@@ -153,8 +153,6 @@ absl::StatusOr<OpenedCheckpoint> OffloadFormat::ReadIndex(const Storage& storage
   OpenedCheckpoint out;
   Assembler assembler(storage, FolderOf(listing), std::move(read));
   CKPTD_ASSIGN_OR_RETURN(out.index, assembler.Assemble());
-  out.index.source = listing.source;
-  out.index.format = name();
   return out;
 }
 

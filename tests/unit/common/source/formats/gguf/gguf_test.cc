@@ -47,7 +47,6 @@ TEST_F(Gguf, ReadsShapesFromTheirOuterDimensionOn) {
   ASSERT_EQ(opened.index.tensors.size(), 1u);
   EXPECT_EQ(opened.index.tensors[0].shape, (Shape{2, 3}));
   EXPECT_EQ(opened.index.tensors[0].dtype, Dtype::kF32);
-  EXPECT_EQ(opened.index.format, "gguf");
 }
 
 TEST_F(Gguf, KeepsNumbersAndTextsAndPassesOverLists) {

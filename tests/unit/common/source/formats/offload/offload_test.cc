@@ -53,7 +53,6 @@ TEST_F(Offload, TakesTheIndexForItsFolder) {
   storage_.Write("/o/index.json", R"({"a": {"dtype": "bool", "shape": [1]}})");
   EXPECT_TRUE(format_.Recognise(storage_, *ListSource(storage_, "/o/index.json")));
   ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint opened, Read("/o/index.json"));
-  EXPECT_EQ(opened.index.source, "/o/index.json");
   EXPECT_EQ(opened.index.tensors.size(), 1u);
 }
 

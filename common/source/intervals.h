@@ -1,7 +1,7 @@
 // Indices along one tensor dimension, as runs instead of single numbers: the part that a chain of
 // Shard and _StridedShard placements gives one rank.
-#ifndef CKPTD_COMMON_LAYOUT_INTERVALS_H_
-#define CKPTD_COMMON_LAYOUT_INTERVALS_H_
+#ifndef CKPTD_COMMON_SOURCE_INTERVALS_H_
+#define CKPTD_COMMON_SOURCE_INTERVALS_H_
 
 #include <cstdint>
 #include <optional>
@@ -38,4 +38,4 @@ std::optional<Intervals> StridedChunkOf(const Intervals& intervals, uint64_t spl
 
 }  // namespace ckptd
 
-#endif  // CKPTD_COMMON_LAYOUT_INTERVALS_H_
+#endif  // CKPTD_COMMON_SOURCE_INTERVALS_H_

@@ -1,4 +1,4 @@
-#include "common/layout/intervals.h"
+#include "common/source/intervals.h"
 
 #include <algorithm>
 
