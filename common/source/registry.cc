@@ -4,6 +4,7 @@
 #include "common/source/formats/deepspeed/format.h"
 #include "common/source/formats/gguf/format.h"
 #include "common/source/formats/offload/format.h"
+#include "common/source/formats/per_rank/format.h"
 #include "common/source/formats/safetensors/format.h"
 #include "common/source/formats/torch/format.h"
 #include "common/source/formats/unrecognised/format.h"
@@ -30,6 +31,7 @@ absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::stri
 
 std::span<const CheckpointFormat* const> Formats() {
   static const DeepSpeedFormat deepspeed{};
+  static const PerRankFormat per_rank{};
   static const DcpFormat dcp{};
   static const TorchFormat torch{};
   static const OffloadFormat offload{};
@@ -38,6 +40,7 @@ std::span<const CheckpointFormat* const> Formats() {
   static const UnrecognisedFormat unrecognised{};
   static const CheckpointFormat* const all[] = {
       &deepspeed,
+      &per_rank,
       &dcp,
       &torch,
       &offload,

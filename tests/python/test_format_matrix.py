@@ -31,7 +31,8 @@ LAYOUTS = {  # name -> (layout, shape of the mesh, placements of a tensor of so 
 CASTS = {"": None, "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8, "C32": 4, "C64": 8,
-         "C128": 16, "BITS8": 1, "BITS16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1}
+         "C128": 16, "BITS8": 1, "BITS16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1,
+         "F8_E5M2FNUZ": 1}
 
 
 class Tool:
@@ -128,6 +129,8 @@ def check(path, layout, cast, load):
             if floats and cast:
                 dtype, want = cast, want.to(CASTS[cast])
             got = as_tensor(slab[row["offset"]:row["offset"] + row["bytes"]], dtype, row["shape"])
+            if floats and cast and got.shape == want.shape:  # in some casts kernels of torch differ in the bits of NaN
+                got = torch.where(got.isnan() & want.isnan(), want, got)
             assert row["dtype"] == dtype and same_bits(got, want), f"{name} of rank {rank} by {layout} as {cast or 'is'}"
 
 

@@ -84,19 +84,6 @@ std::string WriteHalves(MemoryStorage& storage, const std::vector<TensorOfFormat
   return "/h";
 }
 
-std::string StorageKind(Dtype dtype) {
-  static const std::map<Dtype, std::string> kinds = {{Dtype::kF32, "Float"},
-                                                     {Dtype::kBF16, "BFloat16"},
-                                                     {Dtype::kU8, "Byte"},
-                                                     {Dtype::kI64, "Long"},
-                                                     {Dtype::kF64, "Double"}};
-  return kinds.at(dtype);
-}
-
-std::string TextOf(const std::vector<std::byte>& bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
 // A state_dict() of these; each second one lies in its storage column by column.
 std::string StateDict(std::span<const TensorOfFormat> tensors, Storages& storages) {
   pickles::Pairs pairs;
@@ -178,6 +165,8 @@ INSTANTIATE_TEST_SUITE_P(
                     FormatCase{"Gguf", &FormatNamed("gguf"), WriteGguf, {Dtype::kU8}},
                     FormatCase{"Dcp", &FormatNamed("dcp"), WriteDcp},
                     FormatCase{"DcpOfAccelerate", &FormatNamed("dcp"), WriteAccelerate},
+                    FormatCase{"PerRank", &FormatNamed("per_rank"), WritePerRank},
+                    FormatCase{"DeepSpeed", &FormatNamed("deepspeed"), WriteDeepSpeed},
                     FormatCase{"Halves", &kHalves, WriteHalves}),
     [](const auto& one) { return one.param.name; });
 
