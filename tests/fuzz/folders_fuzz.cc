@@ -15,9 +15,7 @@
 #include "common/source/formats/gguf/format.h"
 #include "common/source/formats/offload/format.h"
 #include "common/source/formats/per_rank/format.h"
-#include "common/source/piece.h"
-#include "common/source/tiling.h"
-#include "tests/fuzz/properties.h"
+#include "tests/fuzz/format_properties.h"
 #include "tests/testing/memory_storage.h"
 #include "tests/testing/torch_writer.h"
 
@@ -78,42 +76,6 @@ MemoryStorage FolderOf(std::string_view input) {
   return storage;
 }
 
-void CheckIndex(const CheckpointIndex& index) {
-  for (size_t i = 0; i < index.tensors.size(); ++i) {
-    const TensorEntry& tensor = index.tensors[i];
-    Require(i == 0 || index.tensors[i - 1].name < tensor.name, "tensors are sorted, once each");
-    Require(tensor.group < index.groups.size(), "a tensor's group exists");
-    Require(!tensor.pieces.empty(), "a tensor has a piece");
-    std::vector<Box> boxes;
-    for (const Piece& piece : tensor.pieces) {
-      Require(piece.file < index.files.size(), "its file exists");
-      Require(WhyImpossible(piece, tensor, index.files[piece.file].bytes).empty(),
-              "a piece holds together");
-      boxes.push_back(piece.box);
-    }
-    Require(WhyNoTiling(tensor.shape, boxes).empty(), "pieces are the tensor: " + tensor.name);
-  }
-  for (const auto& [alias, name] : index.aliases) {
-    Require(index.Find(alias) != nullptr, "an alias names a tensor: " + alias);
-  }
-}
-
-void Read(const CheckpointFormat& format, const Storage& storage, const Listing& listing) {
-  if (!format.Recognise(storage, listing)) return;
-  const absl::Status check = format.Check(storage, listing);
-  if (!check.ok()) RequireGoodError(check);
-  const auto opened = format.ReadIndex(storage, listing);
-  if (!opened.ok()) {
-    RequireGoodError(opened.status());
-    Require(FactsOf(opened.status()).contains("file"), "an error names a file");
-    return;
-  }
-  Require(check.ok(), "what is read was not refused before");
-  CheckIndex(opened->index);
-  const auto still = format.StillMeans(storage, listing, opened->index.files);
-  Require(still.ok() && *still, "a folder means what it meant");
-}
-
 void FuzzFolder(std::string_view input) {
   static const DeepSpeedFormat deepspeed{};
   static const PerRankFormat per_rank{};
@@ -124,12 +86,12 @@ void FuzzFolder(std::string_view input) {
   if (!listing.ok()) return;
   for (const char* part : {"", "module", "optimizer", "extra"}) {
     listing->part = part;
-    Read(deepspeed, storage, *listing);
-    Read(per_rank, storage, *listing);
+    ReadAs(deepspeed, storage, *listing);
+    ReadAs(per_rank, storage, *listing);
   }
   listing->part = "";
-  Read(offload, storage, *listing);
-  Read(gguf, storage, *listing);
+  ReadAs(offload, storage, *listing);
+  ReadAs(gguf, storage, *listing);
 }
 
 }  // namespace
