@@ -11,8 +11,8 @@
 #include "client/cli/text.h"
 #include "common/base/escape.h"
 #include "common/base/status.h"
-#include "common/plan/group_plan.h"
 #include "common/source/open.h"
+#include "common/source/piece.h"
 #include "common/wire/plan.h"
 
 namespace ckptd::cli {
@@ -58,6 +58,28 @@ uint64_t BytesOf(const CheckpointIndex& index) {
   return bytes;
 }
 
+std::vector<uint64_t> UnusedBytes(const CheckpointIndex& index) {
+  using Range = std::pair<uint64_t, uint64_t>;
+  std::vector<std::vector<Range>> used(index.files.size());
+  for (const TensorEntry& tensor : index.tensors) {
+    for (const Piece& piece : tensor.pieces) {
+      used[piece.file].emplace_back(piece.offset, piece.offset + SpanOf(piece, tensor.dtype));
+    }
+  }
+  std::vector<uint64_t> unused(index.files.size());
+  for (size_t i = 0; i < used.size(); ++i) {
+    if (used[i].empty()) continue;
+    std::sort(used[i].begin(), used[i].end());
+    uint64_t end = 0;
+    for (const auto& [from, to] : used[i]) {
+      unused[i] += from > end ? from - end : 0;
+      end = std::max(end, to);
+    }
+    unused[i] += index.files[i].bytes - std::min(end, index.files[i].bytes);
+  }
+  return unused;
+}
+
 absl::StatusOr<OpenedCheckpoint> OpenNamed(const std::string& named) {
   CKPTD_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(named));
   return OpenWithRemarks(path);
@@ -69,6 +91,8 @@ absl::StatusOr<SourceInfo> InspectOffline(const std::string& source) {
   out.identity = HexDigest(IdentityOf(opened.index.files));
   out.tensor_count = opened.index.tensors.size();
   out.tensor_bytes = BytesOf(opened.index);
+  out.value_count = opened.index.values.size();
+  out.opaque_count = opened.index.opaque.size();
   out.index = std::move(opened.index);
   out.remarks = std::move(opened.remarks);
   return out;
@@ -78,19 +102,22 @@ void PrintRemarks(const std::vector<std::string>& remarks, std::ostream& out) {
   for (const std::string& remark : remarks) out << "note: " << Escape(remark) << '\n';
 }
 
-absl::StatusOr<PlanOutput> PlanOffline(const std::string& source, const std::string& layout,
-                                       const DtypePolicy& policy) {
+absl::StatusOr<GroupPlan> PlanOffline(const std::string& source, const std::string& layout,
+                                      const DtypePolicy& policy) {
   CKPTD_ASSIGN_OR_RETURN(const LayoutRules rules, LayoutRules::Parse(layout));
   CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenNamed(source));
   const auto index = std::make_shared<const CheckpointIndex>(std::move(opened.index));
   std::vector<uint32_t> ranks(rules.world_size());
   std::iota(ranks.begin(), ranks.end(), 0u);
   CKPTD_ASSIGN_OR_RETURN(const std::vector<Cohort> cohorts, rules.ForRanks(*index, ranks));
-  CKPTD_ASSIGN_OR_RETURN(const GroupPlan plan, GroupPlan::Make(index, cohorts, policy));
+  return GroupPlan::Make(index, cohorts, policy);
+}
+
+PlanOutput ToOutput(const GroupPlan& plan) {
   PlanOutput out;
   *out.mutable_plan() = ToProto(plan);
   const auto casts_down = [](const PlannedRank& rank) { return rank.casts_down; };
-  AddWarnings(BytesOf(*index), std::any_of(plan.ranks().begin(), plan.ranks().end(), casts_down),
+  AddWarnings(BytesOf(plan.index()), std::any_of(plan.ranks().begin(), plan.ranks().end(), casts_down),
               out);
   return out;
 }

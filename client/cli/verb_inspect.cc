@@ -5,12 +5,14 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "client/cli/exit_codes.h"
 #include "client/cli/json.h"
 #include "client/cli/offline.h"
 #include "client/cli/output.pb.h"
 #include "client/cli/table.h"
+#include "client/cli/tensor_tree.h"
 #include "client/cli/text.h"
 #include "client/cli/verbs.h"
 #include "common/base/escape.h"
@@ -26,6 +28,8 @@ namespace {
 struct Options {
   std::string path;
   bool tensors = false;
+  bool tree = false;
+  bool values = false;
   std::string filter;
   bool remote = false;
 };
@@ -45,13 +49,27 @@ void PrintTensors(const CheckpointIndex& index, std::ostream& out) {
   }
 }
 
-void PrintSummary(const SourceInfo& source, std::ostream& out) {
-  const CheckpointIndex& index = source.index;
-  PrintFields({{"source", TextOfPath(index.source)},
-               {"tensors", fmt::format("{} ({})", source.tensor_count,
-                                       HumanBytes(source.tensor_bytes))},
-               {"tied names", index.aliases.empty() ? "" : std::to_string(index.aliases.size())}},
-              out);
+// Tensors by what they are to a training, where that is more than parameters.
+void PrintKinds(const CheckpointIndex& index, std::ostream& out) {
+  using Kind = std::pair<std::string, EntryKind>;
+  std::map<Kind, std::pair<uint64_t, uint64_t>> kinds;
+  for (const TensorEntry& tensor : index.tensors) {
+    auto& [count, bytes] = kinds[{index.groups[tensor.group], tensor.kind}];
+    ++count;
+    bytes += BytesOf(tensor);
+  }
+  const bool plain = kinds.size() == 1 && kinds.begin()->first == Kind("", EntryKind::kParameter);
+  if (kinds.empty() || plain) return;
+  Table table({{"KIND"}, {"GROUP"}, {"TENSORS", Table::Align::kRight}, {"SIZE", Table::Align::kRight}});
+  for (const auto& [kind, sum] : kinds) {
+    table.AddRow({std::string(NameOf(kind.second)), kind.first, std::to_string(sum.first),
+                  HumanBytes(sum.second)});
+  }
+  out << '\n';
+  table.Print(out);
+}
+
+void PrintDtypes(const CheckpointIndex& index, std::ostream& out) {
   std::map<std::string_view, std::pair<uint64_t, uint64_t>> by_dtype;
   for (const TensorEntry& tensor : index.tensors) {
     auto& entry = by_dtype[NameOf(tensor.dtype)];
@@ -65,13 +83,67 @@ void PrintSummary(const SourceInfo& source, std::ostream& out) {
   }
   out << '\n';
   dtypes.Print(out);
-  Table files({{"FILE"}, {"SIZE", Table::Align::kRight}});
-  for (const SourceFile& file : index.files) {
-    files.AddRow({TextOfPath(file.path), HumanBytes(file.bytes)});
+}
+
+// Headers are not worth a column.
+bool IsWaste(uint64_t unused, const SourceFile& file) {
+  constexpr uint64_t kLeast = 64 << 10;
+  return unused >= kLeast && unused >= file.bytes / 16;
+}
+
+void PrintFiles(const CheckpointIndex& index, std::ostream& out) {
+  const std::vector<uint64_t> unused = UnusedBytes(index);
+  bool wastes = false;
+  for (size_t i = 0; i < unused.size(); ++i) wastes = wastes || IsWaste(unused[i], index.files[i]);
+  std::vector<Table::Column> columns = {{"FILE"}, {"SIZE", Table::Align::kRight}};
+  if (wastes) columns.push_back({"OF NO TENSOR", Table::Align::kRight});
+  Table files(std::move(columns));
+  for (size_t i = 0; i < unused.size(); ++i) {
+    std::vector<std::string> row = {TextOfPath(index.files[i].path), HumanBytes(index.files[i].bytes)};
+    if (wastes) row.push_back(HumanBytes(unused[i]));
+    files.AddRow(row);
   }
   out << '\n';
   files.Print(out);
-  PrintRemarks(source.remarks, out);
+}
+
+// Some of what is no tensor, or all of it.
+void PrintValues(const SourceInfo& source, bool all, std::ostream& out) {
+  constexpr size_t kFew = 8;
+  constexpr size_t kColumns = 100;
+  const auto print = [&](const std::map<std::string, std::string>& texts, std::string_view title,
+                         uint64_t count) {
+    if (texts.empty()) return;
+    Table table({{std::string(title)}, {""}});
+    size_t shown = 0;
+    for (const auto& [path, text] : texts) {
+      if (!all && shown == kFew) break;
+      ++shown;
+      table.AddRow({path, all ? text : Shorten(text, kColumns)});
+    }
+    out << '\n';
+    table.Print(out);
+    if (shown < count) out << fmt::format("and {} more (--values lists them)\n", count - shown);
+  };
+  print(source.index.values, "VALUE", source.value_count);
+  print(source.index.opaque, "OBJECT, NOT BUILT", source.opaque_count);
+}
+
+std::string Unless0(uint64_t count) { return count == 0 ? "" : std::to_string(count); }
+
+void PrintSummary(const SourceInfo& source, std::ostream& out) {
+  const CheckpointIndex& index = source.index;
+  PrintFields({{"source", TextOfPath(index.source)},
+               {"format", index.format},
+               {"tensors", fmt::format("{} ({})", source.tensor_count,
+                                       HumanBytes(source.tensor_bytes))},
+               {"tied names", Unless0(index.aliases.size())},
+               {"values", Unless0(source.value_count)},
+               {"objects", Unless0(source.opaque_count)}},
+              out);
+  PrintKinds(index, out);
+  PrintDtypes(index, out);
+  PrintFiles(index, out);
 }
 
 void AddTensor(const CheckpointIndex& index, const TensorEntry& tensor, InspectOutput& out) {
@@ -84,6 +156,7 @@ void AddTensor(const CheckpointIndex& index, const TensorEntry& tensor, InspectO
   added.set_file(TextOfPath(index.files[tensor.pieces.front().file].path));
   added.set_offset(tensor.pieces.front().offset);
   added.set_bytes(BytesOf(tensor));
+  added.set_big_endian(tensor.big_endian);
   if (tensor.pieces.size() == 1 && tensor.pieces.front().strides.empty()) return;
   for (const Piece& piece : tensor.pieces) {
     InspectOutput::Piece& part = *added.add_pieces();
@@ -97,21 +170,30 @@ void AddTensor(const CheckpointIndex& index, const TensorEntry& tensor, InspectO
   }
 }
 
-InspectOutput ToOutput(const SourceInfo& source, bool tensors) {
+InspectOutput ToOutput(const SourceInfo& source, bool tensors, bool values) {
   const CheckpointIndex& index = source.index;
   InspectOutput out;
   out.set_source(TextOfPath(index.source));
   out.set_source_identity(source.identity);
-  for (const SourceFile& file : index.files) {
+  out.set_format(index.format);
+  const std::vector<uint64_t> unused = UnusedBytes(index);
+  for (size_t i = 0; i < unused.size(); ++i) {
     InspectOutput::File& added = *out.add_files();
-    added.set_path(TextOfPath(file.path));
-    added.set_bytes(file.bytes);
+    added.set_path(TextOfPath(index.files[i].path));
+    added.set_bytes(index.files[i].bytes);
+    added.set_unused_bytes(unused[i]);
   }
   out.set_tensor_count(source.tensor_count);
   out.set_tensor_bytes(source.tensor_bytes);
   out.mutable_metadata()->insert(index.metadata.begin(), index.metadata.end());
   out.mutable_aliases()->insert(index.aliases.begin(), index.aliases.end());
   for (const std::string& remark : source.remarks) out.add_remarks(MessageText(remark));
+  out.set_value_count(source.value_count);
+  out.set_opaque_count(source.opaque_count);
+  if (values) {
+    for (const auto& [path, json] : index.values) (*out.mutable_values())[MessageText(path)] = MessageText(json);
+    for (const auto& [path, name] : index.opaque) (*out.mutable_opaque())[MessageText(path)] = MessageText(name);
+  }
   if (!tensors) return out;
   for (const TensorEntry& tensor : index.tensors) AddTensor(index, tensor, out);
   return out;
@@ -123,26 +205,34 @@ void KeepMatching(const std::string& pattern, CheckpointIndex& index) {
   });
   std::erase_if(index.aliases,
                 [&pattern](const auto& alias) { return !MatchesGlob(pattern, alias.first); });
+  for (auto* const texts : {&index.values, &index.opaque}) {
+    std::erase_if(*texts, [&pattern](const auto& text) { return !MatchesGlob(pattern, text.first); });
+  }
 }
 
 absl::StatusOr<SourceInfo> Read(const Options& options, const Context& context) {
   if (!options.remote) return InspectOffline(options.path);
   CKPTD_ASSIGN_OR_RETURN(const std::string source, AbsolutePath(options.path));
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
-  return client.Inspect(source);
+  return client.Inspect(source, options.values);
 }
 
 absl::StatusOr<int> Run(const Options& options, Context& context) {
   CKPTD_ASSIGN_OR_RETURN(SourceInfo source, Read(options, context));
-  const bool tensors = options.tensors || !options.filter.empty();
+  // A pattern alone lists the tensors whose names match.
+  const bool lists = options.tree || options.values;
+  const bool tensors = options.tensors || (!options.filter.empty() && !lists);
   if (!options.filter.empty()) KeepMatching(options.filter, source.index);
+  std::ostream& out = context.io.out;
   if (context.json()) {
-    CKPTD_RETURN_IF_ERROR(PrintJson(ToOutput(source, tensors), context.io.out));
-  } else if (tensors) {
-    PrintTensors(source.index, context.io.out);
-  } else {
-    PrintSummary(source, context.io.out);
+    CKPTD_RETURN_IF_ERROR(PrintJson(ToOutput(source, tensors || options.tree, options.values), out));
+    return kExitFine;
   }
+  if (tensors) PrintTensors(source.index, out);
+  if (options.tree) PrintTree(source.index, out);
+  if (!tensors && !lists) PrintSummary(source, out);
+  if (!tensors && !options.tree) PrintValues(source, options.values, out);
+  if (!tensors && !lists) PrintRemarks(source.remarks, out);
   return kExitFine;
 }
 
@@ -150,16 +240,21 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
 
 void AddInspect(CLI::App& app, Context& context) {
   CLI::App* verb = AddVerb(app, "inspect", "Show what a checkpoint's files hold (no daemon needed)",
-                           "Of a folder the files are read that transformers reads; notes say what was left out.\n\n"
+                           "Of a folder the files are read that transformers reads; notes say what was left out.\n"
+                           "PATH#PART shows one part of a source that has several.\n\n"
                            "Examples:\n"
                            "  ckptctl inspect /models/llama\n"
                            "  ckptctl inspect hf://org/name@main\n"
                            "  ckptctl inspect /models/llama --filter 'model.layers.0.*'\n"
-                           "  ckptctl inspect model.safetensors --tensors --output json\n");
+                           "  ckptctl inspect model.safetensors --tensors --output json\n"
+                           "  ckptctl inspect /models/llama --tree\n");
   auto options = std::make_shared<Options>();
-  verb->add_option("PATH", options->path, "A .safetensors file, an index.json, a folder, or a model in the hub's cache")
+  verb->add_option("PATH", options->path, "A file, an index.json, a folder, or a model in the hub's cache")
       ->required();
   verb->add_flag("--tensors", options->tensors, "List every tensor");
+  verb->add_flag("--tree", options->tree, "Show the modules that names spell, with their sizes");
+  verb->add_flag("--values", options->values,
+                 "List what is no tensor: plain values, and objects, which are not built");
   verb->add_option("--filter", options->filter,
                    "List the tensors whose names match this pattern (* and ?)")
       ->type_name("GLOB");

@@ -62,7 +62,7 @@ class Client {
   const Address& address() const;
 
   // Fetches all pages of the source's table.
-  absl::StatusOr<SourceInfo> Inspect(const std::string& source);
+  absl::StatusOr<SourceInfo> Inspect(const std::string& source, bool values = false);
   absl::StatusOr<v1::PlanLoadResponse> Plan(const v1::LoadSpec& spec);
   // Plans for the devices of one process instead of ranks: `request` has a device_map and no layout.
   absl::StatusOr<v1::DeviceMap> PlanDevices(const v1::PlanLoadRequest& request);

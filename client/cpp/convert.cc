@@ -106,6 +106,9 @@ void BeginSource(const v1::InspectCheckpointResponse& page, SourceInfo& out) {
   out.identity = page.source_identity();
   out.tensor_count = page.tensor_count();
   out.tensor_bytes = page.tensor_bytes();
+  out.value_count = page.value_count();
+  out.opaque_count = page.opaque_count();
+  out.index.format = page.index().format();
   out.index.metadata.insert(page.index().metadata().begin(), page.index().metadata().end());
   for (const v1::SourceFile& file : page.index().files()) {
     out.index.files.push_back({.path = PathOfText(file.path()), .bytes = file.bytes()});
@@ -171,6 +174,11 @@ absl::Status AppendSource(const v1::InspectCheckpointResponse& page, SourceInfo&
   }
   const std::string wrong = ReadSourceTable(tensors, out.index);
   if (!wrong.empty()) return BadAnswer("its table of the source does not hold: " + wrong);
+  out.index.values.insert(page.index().values().begin(), page.index().values().end());
+  out.index.opaque.insert(page.index().opaque().begin(), page.index().opaque().end());
+  if (out.index.values.size() > kMaxSourceValues || out.index.opaque.size() > kMaxSourceValues) {
+    return BadAnswer("it lists too many values");
+  }
   return absl::OkStatus();
 }
 

@@ -48,6 +48,8 @@ struct SourceInfo {
   std::string identity;   // hex digest over the files; changes if a file is replaced or written
   uint64_t tensor_count = 0;
   uint64_t tensor_bytes = 0;
+  uint64_t value_count = 0;   // of index.values, listed or not
+  uint64_t opaque_count = 0;  // likewise
   // for people: what was left out, and irregularities of an index
   std::vector<std::string> remarks;
 };

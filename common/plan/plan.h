@@ -53,12 +53,16 @@ struct CopyOp {
   uint64_t file_offset = 0;  // of the first byte
   uint64_t slab_offset = 0;  // of the first byte
   uint64_t run_bytes = 0;    // bytes of one run in the file (sub-byte dtypes: whole bytes)
+  // Bytes of a number whose order is turned round on the way, before it is cast; 1: of none.
+  uint32_t swap = 1;
   uint32_t dims = 0;
   std::array<uint64_t, kMaxDims> count = {};
   std::array<uint64_t, kMaxDims> file_stride = {};
   std::array<uint64_t, kMaxDims> slab_stride = {};
 
   bool casts() const { return from != to; }
+  // Whether the slab's bytes are others than the file's.
+  bool converts() const { return casts() || swap > 1; }
   uint64_t runs() const;              // product of count[0..dims)
   uint64_t source_bytes() const { return runs() * run_bytes; }
   uint64_t target_bytes() const;      // the same elements in `to`

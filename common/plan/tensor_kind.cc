@@ -48,7 +48,8 @@ absl::Status CheckDisjoint(const TensorKind& kind) {
 }
 
 bool SameKind(const TensorKind& a, const TensorKind& b) {
-  return a.sharding == b.sharding && a.flat == b.flat && a.from == b.from && a.to == b.to && *a.shape == *b.shape &&
+  return a.sharding == b.sharding && a.flat == b.flat && a.from == b.from && a.to == b.to &&
+         a.swap == b.swap && *a.shape == *b.shape &&
          std::equal(a.pieces.begin(), a.pieces.end(), b.pieces.begin(), b.pieces.end(),
                     [](const Piece* x, const Piece* y) {
                       return x->box == y->box && x->strides == y->strides;
@@ -64,6 +65,7 @@ size_t HashOf(const TensorKind& kind) {
   if (kind.flat.has_value()) mix(kind.flat->begin);
   mix(static_cast<uint64_t>(kind.from));
   mix(static_cast<uint64_t>(kind.to));
+  mix(kind.swap);
   for (const uint64_t size : *kind.shape) mix(size);
   for (const Piece* piece : kind.pieces) {
     for (const uint64_t offset : piece->box.offsets) mix(offset);
@@ -113,6 +115,7 @@ absl::Status AddCopies(const TensorKind& kind, const LocalGeometry& geometry,
       CKPTD_ASSIGN_OR_RETURN(
           BoxCopies copies,
           CopiesOfBox(*shared, piece, placed, geometry.local_shape, kind.from, kind.to));
+      copies.first.swap = kind.swap;
       CKPTD_RETURN_IF_ERROR(AppendCopies(std::move(copies), piece, number, part.copies));
     }
   }
@@ -228,6 +231,7 @@ absl::StatusOr<uint32_t> KindTable::Add(const ResolvedTarget& wanted, std::vecto
   candidate_.shape = &wanted.source->shape;
   candidate_.from = wanted.source->dtype;
   candidate_.to = wanted.dtype;
+  candidate_.swap = wanted.source->big_endian ? NumberBytesOf(wanted.source->dtype) : 1;
   candidate_.pieces.clear();
   for (const Piece& piece : wanted.source->pieces) {
     CKPTD_RETURN_IF_ERROR(CheckPiece(piece, *wanted.source, index_));

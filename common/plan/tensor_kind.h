@@ -47,6 +47,7 @@ struct TensorKind {
   const Shape* shape = nullptr;  // global
   Dtype from = Dtype::kUnspecified;
   Dtype to = Dtype::kUnspecified;
+  uint32_t swap = 1;  // as CopyOp::swap
   std::vector<const Piece*> pieces;  // of the first such tensor; disjoint, none empty
 };
 

@@ -81,7 +81,7 @@ class CheckpointFormat {
 
   // All tensors of the source, from its headers. Of the index `tensors` are sorted and unique, and
   // every piece holds together (WhyImpossible); `files` are those that hold tensors, then those
-  // that said which; `source` and `part` are left to the caller. Errors, each with fact "file": DataLoss
+  // that said which; `source`, `part` and `format` are left to the caller. Errors, each with fact "file": DataLoss
   // SOURCE_INVALID (with the fact "error" where the format has a name for it), InvalidArgument
   // SOURCE_INVALID where a limit is passed, Unimplemented SOURCE_UNSUPPORTED, NotFound
   // SOURCE_NOT_FOUND; those of the storage.

@@ -72,10 +72,14 @@ struct TensorEntry {
   // Which part of a training state it belongs to, as a number in CheckpointIndex::groups.
   uint32_t group = 0;
   Shape shape = {};                // of elements, also for sub-byte dtypes
+  std::vector<Piece> pieces = {};  // disjoint, together the whole tensor; at least one
   // In the files the highest byte of each number comes first; complex numbers are two numbers.
   // Slabs are little-endian always.
   bool big_endian = false;
-  std::vector<Piece> pieces = {};  // disjoint, together the whole tensor; at least one
+  // In the files they have the other sign: real numbers and the real parts of complex ones, or the
+  // imaginary parts. The sign is the highest bit of a number.
+  bool negates_real = false;
+  bool negates_imaginary = false;
 };
 
 inline constexpr size_t kMaxSourceValues = 1'000'000;

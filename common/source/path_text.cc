@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstddef>
+#include <filesystem>
 
 #include "common/base/percent.h"
 #include "common/base/utf8.h"
@@ -55,6 +56,20 @@ SourceName SplitPart(std::string_view source) {
 
 std::string JoinPart(const std::string& path, std::string_view part) {
   return part.empty() ? path : path + "#" + std::string(part);
+}
+
+std::string_view WhyUnsafe(std::string_view name) {
+  if (name.find('\0') != std::string_view::npos) return "whose name contains NUL";
+  if (name.starts_with('/') || name.starts_with('\\')) return "an absolute path";
+  if (name.size() >= 2 && name[1] == ':' && std::isalpha(static_cast<unsigned char>(name[0]))) {
+    return "a path with a drive";
+  }
+  std::string slashes(name);
+  std::replace(slashes.begin(), slashes.end(), '\\', '/');
+  for (const auto& part : std::filesystem::path(slashes)) {
+    if (part == "..") return "a path with \"..\"";
+  }
+  return {};
 }
 
 }  // namespace ckptd

@@ -32,6 +32,10 @@ SourceName SplitPart(std::string_view source);
 // The opposite.
 std::string JoinPart(const std::string& path, std::string_view part);
 
+// Why the name of a file that others wrote cannot be relative to its folder: it could lead out
+// of there. Empty: it can. Ends the sentence "it names FILE, ...".
+std::string_view WhyUnsafe(std::string_view name);
+
 }  // namespace ckptd
 
 #endif  // CKPTD_COMMON_SOURCE_PATH_TEXT_H_

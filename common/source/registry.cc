@@ -1,11 +1,13 @@
 #include "common/source/registry.h"
 
+#include "common/source/formats/dcp/format.h"
 #include "common/source/formats/deepspeed/format.h"
 #include "common/source/formats/gguf/format.h"
 #include "common/source/formats/offload/format.h"
 #include "common/source/formats/per_rank/format.h"
 #include "common/source/formats/safetensors/format.h"
 #include "common/source/formats/torch/format.h"
+#include "common/source/formats/unrecognised/format.h"
 #include "common/source/storage/access_storage.h"
 #include "common/source/storage/posix.h"
 #include "common/source/storage/process_memory.h"
@@ -30,12 +32,22 @@ absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::stri
 std::span<const CheckpointFormat* const> Formats() {
   static const DeepSpeedFormat deepspeed{};
   static const PerRankFormat per_rank{};
+  static const DcpFormat dcp{};
+  static const TorchFormat torch{};
   static const OffloadFormat offload{};
   static const GgufFormat gguf{};
   static const SafetensorsFormat safetensors{};
-  static const TorchFormat torch{};
-  static const CheckpointFormat* const all[] = {&deepspeed, &per_rank, &offload, &gguf,
-                                               &torch,     &safetensors};
+  static const UnrecognisedFormat unrecognised{};
+  static const CheckpointFormat* const all[] = {
+      &deepspeed,
+      &per_rank,
+      &dcp,
+      &torch,
+      &offload,
+      &gguf,
+      &safetensors,
+      &unrecognised,
+  };
   return all;
 }
 

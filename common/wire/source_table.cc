@@ -52,6 +52,7 @@ class Reader {
   int box_ = 0;
   int strided_ = 0;
   int stride_ = 0;
+  int big_endian_ = 0;
 };
 
 template <typename Column>
@@ -134,6 +135,11 @@ std::string Reader::ReadTensor(int number) {
     if (table_.group_of(number) >= groups_.size()) return "its group is not listed";
     tensor.group = groups_[table_.group_of(number)];
   }
+  if (big_endian_ < table_.big_endian_size() &&
+      table_.big_endian(big_endian_) == static_cast<uint32_t>(number)) {
+    tensor.big_endian = true;
+    ++big_endian_;
+  }
   const uint32_t dims = table_.ranks_of_shape(number);
   if (dims > kMaxDimensions || !Take(table_.dims(), dim_, dims, tensor.shape)) {
     return "its shape is cut off";
@@ -162,7 +168,8 @@ std::string Reader::Read() {
   }
   const bool all = dim_ == table_.dims_size() && piece_ == table_.files_size() &&
                    boxed_ == table_.boxed_pieces_size() && box_ == table_.boxes_size() &&
-                   strided_ == table_.strided_pieces_size() && stride_ == table_.strides_size();
+                   strided_ == table_.strided_pieces_size() && stride_ == table_.strides_size() &&
+                   big_endian_ == table_.big_endian_size();
   if (!all) return "it has more values than tensors";
   for (int i = 0; i < table_.alias_names_size(); ++i) {
     index_.aliases.emplace(table_.alias_names(i), table_.alias_targets(i));
@@ -215,6 +222,7 @@ void SourceTableWriter::Add(const TensorEntry& tensor) {
     while (out_.piece_counts_size() < before) out_.add_piece_counts(1);
     out_.add_piece_counts(static_cast<uint32_t>(tensor.pieces.size()));
   }
+  if (tensor.big_endian) out_.add_big_endian(static_cast<uint32_t>(before));
   AddKind(tensor.kind);
   AddGroup(tensor.group);
 }
@@ -229,7 +237,7 @@ void SourceTableWriter::AddAliases() {
 size_t SourceTableWriter::CostOf(const TensorEntry& tensor) {
   constexpr size_t kNumber = 10;  // the longest one
   const size_t dims = tensor.shape.size();
-  size_t cost = tensor.name.size() + kNumber * (dims + 2);
+  size_t cost = tensor.name.size() + kNumber * (dims + 2 + (tensor.big_endian ? 1 : 0));
   for (const Piece& piece : tensor.pieces) {
     const size_t boxed = IsWhole(tensor, piece) ? 0 : 2 * dims + 1;
     cost += kNumber * (2 + boxed + (piece.strides.empty() ? 0 : dims + 1));

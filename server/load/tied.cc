@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "common/base/byte_swap.h"
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -56,6 +57,9 @@ absl::Status ComparePieces(const CheckpointIndex& index, const Pair& pair, const
                            const SourceAccess& access) {
   CKPTD_ASSIGN_OR_RETURN(const auto object_a, OpenObject(index.files[a.file].path, access));
   CKPTD_ASSIGN_OR_RETURN(const auto object_b, OpenObject(index.files[b.file].path, access));
+  const size_t swap = pair.first->big_endian == pair.second->big_endian
+                          ? 1
+                          : NumberBytesOf(pair.second->dtype);
   PieceReader reader_a(*object_a, a, pair.first->dtype);
   PieceReader reader_b(*object_b, b, pair.second->dtype);
   std::vector<std::byte> of_a(std::min(a.bytes, kStep));
@@ -65,6 +69,7 @@ absl::Status ComparePieces(const CheckpointIndex& index, const Pair& pair, const
     CKPTD_RETURN_IF_ERROR(interrupted());
     CKPTD_ASSIGN_OR_RETURN(const size_t n, reader_a.Read(of_a));
     CKPTD_RETURN_IF_ERROR(reader_b.Read(of_b).status());
+    SwapBytes(swap, of_b.data(), of_b.data(), of_b.size());
     if (!std::equal(of_a.begin(), of_a.begin() + static_cast<std::ptrdiff_t>(n), of_b.begin())) {
       return Apart(pair, "have different values in the source");
     }

@@ -61,7 +61,8 @@ absl::Status CheckpointServiceImpl::Inspect(const v1::InspectCheckpointRequest& 
     remarks = std::move(opened.remarks);
   }
   CKPTD_ASSIGN_OR_RETURN(*response,
-                         InspectPage(*index, request.page_token(), request.page_size()));
+                         InspectPage(*index, request.page_token(), request.page_size(),
+                                     request.values()));
   if (request.page_token().empty()) {
     for (const std::string& remark : remarks) response->add_remarks(SendableText(remark));
   }

@@ -11,11 +11,12 @@
 
 namespace ckptd {
 
-// The page that `page_token` asks for. Files, metadata and aliases come with the first one.
-// Errors: InvalidArgument INVALID_REQUEST for a foreign token.
+// The page that `page_token` asks for. Files, format, metadata and aliases come with the first one;
+// with `values` those, and opaque things, behind the tensors. Errors: InvalidArgument
+// INVALID_REQUEST for a foreign token.
 absl::StatusOr<v1::InspectCheckpointResponse> InspectPage(const CheckpointIndex& index,
                                                           const std::string& page_token,
-                                                          uint32_t page_size);
+                                                          uint32_t page_size, bool values = false);
 
 }  // namespace ckptd
 

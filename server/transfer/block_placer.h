@@ -1,5 +1,6 @@
 // Has a device's kernels do the copies that they do better than the processor: copies of many
-// short runs, and casts that widen. The processor then only hands whole blocks to the device.
+// short runs, and casts that widen, but none of numbers in the other byte order. The processor then
+// only hands whole blocks to the device.
 #ifndef CKPTD_SERVER_TRANSFER_BLOCK_PLACER_H_
 #define CKPTD_SERVER_TRANSFER_BLOCK_PLACER_H_
 

@@ -30,6 +30,11 @@ bool GrowSpan(uint64_t count, uint64_t stride, uint64_t& span) {
 absl::Status SetElement(const CopyOp& op, Geometry& g) {
   g.from = op.from;
   g.to = op.to;
+  g.swap = op.swap;
+  if (op.swap != 1 && op.swap != NumberBytesOf(op.from)) {
+    return Malformed(op, "turns round what is no number");
+  }
+  g.from_size = g.to_size = op.swap;
   if (!op.casts()) return absl::OkStatus();
   if (!IsCastable(op.from) || !IsCastable(op.to)) return Malformed(op, "casts types that have no "
                                                                        "cast");
@@ -123,13 +128,14 @@ absl::StatusOr<Geometry> MakeGeometry(const CopyOp& op, uint64_t tensor_offset) 
       __builtin_add_overflow(g.local, local_span, &local_end)) {
     return Malformed(op, "is longer than 64 bits count");
   }
-  if (!Aligned(g)) return Malformed(op, "cuts elements that it casts");
+  if (!Aligned(g)) return Malformed(op, "cuts elements that it converts");
   return g;
 }
 
 bool SameCopy(const Geometry& a, const Geometry& b) {
   return a.begin == b.begin && a.end == b.end && a.local == b.local && a.from == b.from &&
-         a.to == b.to && a.run_source == b.run_source && a.dims == b.dims && a.count == b.count &&
+         a.to == b.to && a.swap == b.swap && a.run_source == b.run_source &&
+         a.dims == b.dims && a.count == b.count &&
          a.source_stride == b.source_stride && a.local_stride == b.local_stride;
 }
 

@@ -20,8 +20,11 @@ struct Geometry {
   uint64_t local = 0;  // position of the byte at `begin`
   Dtype from = Dtype::kUnspecified;
   Dtype to = Dtype::kUnspecified;
-  uint32_t from_size = 1;  // both 1 when nothing is cast
+  // What no cut may split: an element that is cast, a number that is turned round. Both 1 when
+  // bytes are copied as they are.
+  uint32_t from_size = 1;
   uint32_t to_size = 1;
+  uint32_t swap = 1;  // as CopyOp::swap
   uint64_t run_source = 0;
   uint64_t run_local = 0;
   uint64_t runs = 1;
@@ -33,6 +36,8 @@ struct Geometry {
   std::array<uint64_t, CopyOp::kMaxDims> local_stride = {};
 
   bool casts() const { return from != to; }
+  // As CopyOp::converts.
+  bool converts() const { return casts() || swap > 1; }
   uint64_t local_bytes() const { return runs * run_local; }
   uint64_t ToLocal(uint64_t source_bytes) const { return source_bytes / from_size * to_size; }
   uint64_t ToSource(uint64_t local_bytes) const { return local_bytes / to_size * from_size; }
@@ -40,7 +45,7 @@ struct Geometry {
 
 // `tensor_offset` is where the tensor starts in its slab. Errors: Internal
 // COVERAGE when the op is malformed: loops that overlap, descend in the file or overflow, an
-// unknown cast, a start before the tensor. An op without bytes has runs == 0.
+// unknown cast or swap, a start before the tensor. An op without bytes has runs == 0.
 absl::StatusOr<Geometry> MakeGeometry(const CopyOp& op, uint64_t tensor_offset);
 
 // Whether both copy the same bytes to the same local places.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/base/byte_swap.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/cast/cast.h"
@@ -12,9 +13,11 @@
 namespace ckptd {
 namespace {
 
-// Cast output waits here, in the first-level cache, to be hashed and streamed out. A multiple of
+// Converted bytes wait here, in the first-level cache, to be hashed and streamed out. A multiple of
 // every element size.
 constexpr size_t kCastBytes = 8 << 10;
+// What an element of one type is at most longer than one that it is cast to.
+constexpr size_t kMostNarrowing = 4;
 // Bytes that are used more than once are copied in pieces of this size, so that the second use
 // finds them in cache.
 constexpr uint64_t kStepBytes = 32 << 10;
@@ -62,7 +65,7 @@ bool ItemPlacer::AllPlain() const {
     const Geometry& g = active.geometry();
     const auto to = DestinationsOf(active);
     // Copies are sorted by their begin.
-    if (g.casts() || g.dims > 0 || g.begin < end) return false;
+    if (g.converts() || g.dims > 0 || g.begin < end) return false;
     const bool one_place = to.size() == 1 ? slabs_.Stages(to.front().target)
                                           : active.grouped == to.size();
     if (!one_place) return false;
@@ -209,20 +212,33 @@ void ItemPlacer::Move(const Active& active, const std::byte* data, uint64_t loca
   if (active.on_device && hash == nullptr) return;
   const Geometry& g = active.geometry();
   const bool reused = hash != nullptr || active.copy->copy->destinations > 1;
-  const uint64_t step = g.casts() ? kCastBytes : reused ? kStepBytes : bytes;
+  const uint64_t step = g.converts() ? kCastBytes : reused ? kStepBytes : bytes;
   while (bytes > 0) {
     const uint64_t n = std::min(bytes, step);
     const std::byte* out = data;
-    if (g.casts()) {
-      Cast(g.from, g.to, data, cast_buffer_.get(), static_cast<size_t>(n / g.to_size));
-      out = cast_buffer_.get();
-    }
+    if (g.converts()) out = Convert(g, data, static_cast<size_t>(n));
     if (hash != nullptr) hash->Update({out, static_cast<size_t>(n)});
     if (!active.on_device) Write(active, out, local, n);
     data += g.ToSource(n);
     local += n;
     bytes -= n;
   }
+}
+
+const std::byte* ItemPlacer::Convert(const Geometry& g, const std::byte* data, size_t bytes) {
+  if (!g.casts()) {
+    SwapBytes(g.swap, data, cast_buffer_.get(), bytes);
+    return cast_buffer_.get();
+  }
+  if (g.swap > 1) {
+    if (swap_buffer_ == nullptr) {
+      swap_buffer_ = std::make_unique_for_overwrite<std::byte[]>(kCastBytes * kMostNarrowing);
+    }
+    SwapBytes(g.swap, data, swap_buffer_.get(), static_cast<size_t>(g.ToSource(bytes)));
+    data = swap_buffer_.get();
+  }
+  Cast(g.from, g.to, data, cast_buffer_.get(), bytes / g.to_size);
+  return cast_buffer_.get();
 }
 
 void ItemPlacer::Write(const Active& active, const std::byte* bytes, uint64_t local,

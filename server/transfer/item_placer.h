@@ -85,6 +85,9 @@ class ItemPlacer {
   void PlaceInBlock(Active& active, const std::byte* data, uint64_t local, uint64_t bytes);
   void Move(const Active& active, const std::byte* data, uint64_t local, uint64_t bytes,
             Xxh3Stream* hash);
+  // `bytes` (at most kCastBytes) of the target from their source at `data`; valid until the next
+  // call.
+  const std::byte* Convert(const Geometry& geometry, const std::byte* data, size_t bytes);
   void Write(const Active& active, const std::byte* bytes, uint64_t local, uint64_t count);
   // Calls fill(std::byte* to, size_t n) for all memory that takes the bytes [local, local +
   // bytes) of the copy's tensor. The grouped destinations come first, as one, then each other
@@ -115,6 +118,7 @@ class ItemPlacer {
   std::vector<Xxh3Stream> streams_;  // kSlots of them, when digests are wanted
   uint64_t slots_in_use_ = 0;        // one bit per slot
   std::unique_ptr<std::byte[]> cast_buffer_;
+  std::unique_ptr<std::byte[]> swap_buffer_;  // once numbers were turned round and cast
 };
 
 }  // namespace ckptd

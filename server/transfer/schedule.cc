@@ -144,23 +144,23 @@ absl::Status ShareCopies(std::span<const TransferTarget> targets,
   return absl::OkStatus();
 }
 
-// The positions of the elements that a zone's casts read. Cuts must not split one.
+// The positions of the elements that a zone's copies convert. Cuts must not split one.
 struct ElementGrid {
   uint64_t size = 1;
   uint64_t at = 0;  // an element starts here
 };
 
-// A zone is a set of copies that overlap in the file. Returns its grid, or an error if its casts
+// A zone is a set of copies that overlap in the file. Returns its grid, or an error if its copies
 // disagree where elements start.
 absl::StatusOr<ElementGrid> GridOf(const Schedule& schedule, const WorkItem& zone) {
   ElementGrid grid;
   for (uint32_t i = zone.first_copy; i < zone.last_copy; ++i) {
     const SharedCopy& copy = schedule.copies[i];
-    if (!copy.op->casts()) continue;
-    const uint64_t size = BitsOf(copy.op->from) / 8;
+    if (!copy.op->converts()) continue;
+    const uint64_t size = copy.op->casts() ? BitsOf(copy.op->from) / 8 : copy.op->swap;
     if ((copy.begin - grid.at) % std::min(grid.size, size) != 0) {
       return MakeError(absl::StatusCode::kInternal, reason::kCoverage,
-                       fmt::format("reading a plan: casts of file {} near byte {} disagree where "
+                       fmt::format("reading a plan: copies of file {} near byte {} disagree where "
                                    "elements start; the checkpoint's tensors overlap, save it anew",
                                    zone.file, copy.begin));
     }

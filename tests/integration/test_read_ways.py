@@ -1,12 +1,14 @@
 """By which way bytes come from storage: chosen by what is cached, forced by a setting, and shown."""
 
+import ctypes
 import json
+import mmap
 import os
 import subprocess
 
 import ckptd
 import pytest
-from group import BINARIES, Daemon, Group, save
+from group import BINARIES, Daemon, Group, save, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -18,11 +20,27 @@ def large(tmp_path_factory):
     return save(tmp_path_factory.mktemp("s") / "m.safetensors", tensors), tensors
 
 
+def cached_pages(fd):
+    """How many pages of an open file the page cache has; touches none."""
+    with mmap.mmap(fd, 0, access=mmap.ACCESS_COPY) as mapping:
+        pages = (ctypes.c_ubyte * -(-len(mapping) // mmap.PAGESIZE))()
+        begin = ctypes.c_char.from_buffer(mapping)
+        failed = ctypes.CDLL(None).mincore(ctypes.byref(begin), ctypes.c_size_t(len(mapping)), pages)
+        del begin  # it holds the mapping
+        assert failed == 0
+        return sum(page & 1 for page in pages)
+
+
 def drop_from_page_cache(path):
     fd = os.open(path, os.O_RDONLY)
-    try:
+
+    def dropped():  # the kernel keeps a page while it works on it
         os.fsync(fd)  # only what is on disk can be dropped
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return cached_pages(fd) == 0
+
+    try:
+        wait_until(dropped, f"{path} to leave the page cache", 10)
     finally:
         os.close(fd)
 

@@ -21,7 +21,7 @@ pytest.importorskip("hypothesis")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from pickle_tool import PickleTool, Record, Refused, Symbol, WithState  # noqa: E402
+from pickle_tool import PickleTool, Record, Refused, SetOf, Symbol, WithState  # noqa: E402
 
 PROTOCOLS = range(6)
 
@@ -37,8 +37,8 @@ def canonical(value):
     """A form that tells 1 from True and 1.0, and -0.0 from 0.0; without the order of sets."""
     if isinstance(value, (set, frozenset)):
         return "set", sorted(map(repr, map(canonical, value)))
-    if isinstance(value, tuple) and len(value) == 2 and value[0] == "set":
-        return "set", sorted(map(repr, map(canonical, value[1])))
+    if isinstance(value, SetOf):
+        return "set", sorted(map(repr, map(canonical, value.items)))
     if isinstance(value, (list, tuple)):
         return type(value).__name__, [canonical(item) for item in value]
     if isinstance(value, dict):
@@ -61,7 +61,7 @@ values = st.recursive(
     max_leaves=25)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(value=values, protocol=st.sampled_from(PROTOCOLS), optimized=st.booleans())
 def test_plain_values_are_what_python_reads(tool, value, protocol, optimized):
     pickled = pickle.dumps(value, protocol)
@@ -70,7 +70,7 @@ def test_plain_values_are_what_python_reads(tool, value, protocol, optimized):
     assert canonical(tool.read(pickled)) == canonical(pickle.loads(pickled))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(value=values, protocol=st.sampled_from(PROTOCOLS))
 def test_pickles_of_pythons_own_pickler_are_the_same(tool, value, protocol):
     out = io.BytesIO()
@@ -78,7 +78,7 @@ def test_pickles_of_pythons_own_pickler_are_the_same(tool, value, protocol):
     assert canonical(tool.read(out.getvalue())) == canonical(value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(value=values, protocol=st.sampled_from(PROTOCOLS), data=st.data())
 def test_a_pickle_that_is_cut_is_refused(tool, value, protocol, data):
     pickled = pickle.dumps(value, protocol)
@@ -156,7 +156,7 @@ def test_objects_are_records(tool, protocol):
     def read(value):
         return tool.read(pickle.dumps(value, protocol))
 
-    def record(value, **expected):
+    def record(value):
         got = read(value)
         assert isinstance(got, Record)
         return got
@@ -196,7 +196,7 @@ def test_numbers_of_numpy_are_numbers(tool, protocol):
                  np.bool_(True), np.complex64(1 + 2j), np.array([258], ">i4")[0], np.dtype(">f8").type(7)):
         read = tool.read(pickle.dumps(made, protocol))
         assert read == made.item() and type(read) is type(made.item())
-    assert tool.read(pickle.dumps(np.arange(3.0), protocol)).callee.name.endswith("_reconstruct")
+    assert tool.read(pickle.dumps(np.arange(3.0), protocol)).callee.name.endswith(("_reconstruct", "_frombuffer"))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

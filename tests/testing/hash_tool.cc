@@ -52,6 +52,8 @@ void CopyPiece(const TensorEntry& tensor, const Piece& piece, const std::string&
     for (size_t i = 0; tensor.big_endian && i < element; i += part) {
       std::reverse(bytes.begin() + i, bytes.begin() + i + part);
     }
+    if (tensor.negates_real) bytes[part - 1] ^= '\x80';
+    if (tensor.negates_imaginary && part < element) bytes[element - 1] ^= '\x80';
     out.replace(to * element, element, bytes);
     for (size_t dim = at.size(); dim-- > 0 && ++at[dim] == piece.box.extents[dim];) at[dim] = 0;
   }

@@ -13,6 +13,7 @@ import pytest
 Record = collections.namedtuple("Record", "callee items entries appended keywords state")
 Symbol = collections.namedtuple("Symbol", "name")
 Persistent = collections.namedtuple("Persistent", "id")
+SetOf = collections.namedtuple("SetOf", "items")
 # A dict that has attributes, as OrderedDict may.
 WithState = collections.namedtuple("WithState", "value state")
 
@@ -25,7 +26,7 @@ class Refused(Exception):
 
 
 class _Reader:
-    """Makes Python's values of the tool's JSON; sets are lists of pairs ("set", items)."""
+    """Makes Python's values of the tool's JSON."""
 
     def __init__(self):
         self._seen = []
@@ -64,7 +65,7 @@ class _Reader:
         elif kind == "dict":
             made.update(entries)
         else:
-            made = {"tuple": lambda: tuple(items), "set": lambda: ("set", items),
+            made = {"tuple": lambda: tuple(items), "set": lambda: SetOf(items),
                     "persistent": lambda: Persistent(items[0]),
                     "record": lambda: Record(callee, items, entries, [self.read(one) for one in appended],
                                              self.read(keywords), self.read(state))}[kind]()

@@ -1,6 +1,7 @@
 // A format that nobody has: tensors cut along a random grid, each cell a piece in one of two
-// files, in row-major order, transposed, with gaps, expanded or as overlapping windows; and the
-// same tensors as one row-major piece each, read element by element, to compare with.
+// files, in row-major order, transposed, with gaps, expanded or as overlapping windows, in either
+// byte order; and the same tensors as one row-major piece each, read element by element, to compare
+// with.
 #ifndef CKPTD_TESTS_TESTING_PIECES_SOURCE_H_
 #define CKPTD_TESTS_TESTING_PIECES_SOURCE_H_
 
@@ -19,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/byte_swap.h"
 #include "common/source/index.h"
 
 namespace ckptd {
@@ -82,12 +84,14 @@ class PiecesSource {
   }
 
   void Add(const std::string& name) {
-    constexpr Dtype kDtypes[] = {Dtype::kU8, Dtype::kBF16, Dtype::kF32, Dtype::kF64, Dtype::kI64};
+    constexpr Dtype kDtypes[] = {Dtype::kU8,  Dtype::kBF16, Dtype::kF32,   Dtype::kF64,
+                                 Dtype::kI64, Dtype::kC64,  Dtype::kBits16};
     TensorEntry tensor;
     tensor.name = name;
     tensor.dtype = kDtypes[Below(std::size(kDtypes))];
     tensor.kind = static_cast<EntryKind>(Below(kEntryKindCount));
     tensor.group = static_cast<uint32_t>(Below(3));
+    tensor.big_endian = Below(3) == 0;
     const uint64_t dims = Below(5);
     for (uint64_t dim = 0; dim < dims; ++dim) {
       tensor.shape.push_back(Below(20) == 0 ? 0 : 1 + Below(most_extent_));
@@ -177,6 +181,8 @@ class PiecesSource {
   void AddPlain(const TensorEntry& tensor) {
     const uint64_t element = BitsOf(tensor.dtype) / 8;
     TensorEntry entry = tensor;
+    entry.big_endian = false;
+    const size_t number = tensor.big_endian ? NumberBytesOf(tensor.dtype) : 1;
     Piece piece;
     piece.box = {Shape(tensor.shape.size(), 0), tensor.shape};
     piece.bytes = ElementCount(tensor.shape) * element;
@@ -184,7 +190,8 @@ class PiecesSource {
     Shape at(tensor.shape.size(), 0);
     for (uint64_t left = ElementCount(tensor.shape); left > 0; --left) {
       const std::byte* const from = Element(tensor, at);
-      plain_content.insert(plain_content.end(), from, from + element);
+      plain_content.resize(plain_content.size() + element);
+      SwapBytes(number, from, plain_content.data() + plain_content.size() - element, element);
       for (size_t dim = at.size(); dim-- > 0;) {
         if (++at[dim] < tensor.shape[dim]) break;
         at[dim] = 0;

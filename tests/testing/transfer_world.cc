@@ -9,6 +9,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "common/base/byte_swap.h"
 #include "common/cast/cast.h"
 
 namespace ckptd {
@@ -62,7 +63,9 @@ void World::AddPiece(size_t rank, size_t file, uint64_t offset, const uint64_t (
           ((box.from[0] + i) * shape[1] + box.from[1] + j) * shape[2] + box.from[2];
       const uint64_t at = (i * box.size[1] + j) * local_columns + first_column;
       const uint64_t begin = offset + element * from;
-      Cast(op.from, op.to, &contents_[file][begin], &local[at * to], box.size[2]);
+      std::vector<std::byte> row(box.size[2] * from);
+      SwapBytes(op.swap, &contents_[file][begin], row.data(), row.size());
+      Cast(op.from, op.to, row.data(), &local[at * to], box.size[2]);
       const auto needed = needed_[file].begin() + static_cast<ptrdiff_t>(begin);
       std::fill(needed, needed + static_cast<ptrdiff_t>(box.size[2] * from), true);
     }
@@ -87,6 +90,7 @@ void World::AddTensor(size_t rank, size_t file, uint64_t offset, Dtype dtype, Dt
   op.tensor = static_cast<uint32_t>(plan.tensors.size() - 1);
   op.from = dtype;
   op.to = to;
+  if (big_endian) op.swap = NumberBytesOf(dtype);
   plan.ops.push_back(op);
   if (columns == 0) return AddPiece(rank, file, offset, shape, box, 0);
   // Only whole boxes come in two pieces.
@@ -174,8 +178,10 @@ void FillAtRandom(World& world, uint64_t seed, uint64_t largest_bytes) {
     world.AddBytes(file, 8 + below(100), random());  // a header
     const size_t tensors = 4 + below(8);
     for (size_t t = 0; t < tensors; ++t) {
-      const Dtype from = below(4) == 0 ? Dtype::kU8 : types[below(4)];
-      const Dtype to = from != Dtype::kU8 && below(2) == 0 ? types[below(4)] : from;
+      constexpr Dtype kUncast[] = {Dtype::kU8, Dtype::kI16, Dtype::kC64, Dtype::kC128};
+      const Dtype from = below(4) == 0 ? kUncast[below(4)] : types[below(4)];
+      const Dtype to = IsCastable(from) && below(2) == 0 ? types[below(4)] : from;
+      world.big_endian = below(3) == 0;
       const uint64_t size = BitsOf(from) / 8;
       const uint64_t most = below(4) == 0 ? largest_bytes / size : 1 + below(5000);
       const uint64_t columns = 1 + below(std::min<uint64_t>(most, 3000));

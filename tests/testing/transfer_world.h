@@ -37,6 +37,9 @@ class World {
   // Writes the files and makes slabs of segments of `segment_bytes`.
   void Finish(uint64_t segment_bytes);
 
+  // Whether the tensors that are added have numbers whose highest byte comes first.
+  bool big_endian = false;
+
   CheckpointIndex index;
   std::vector<RankPlan> plans;
   std::vector<TransferTarget> targets;

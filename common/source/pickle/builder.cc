@@ -93,7 +93,7 @@ const Value* Builder::NewText(Kind kind, std::string_view text) {
   return out;
 }
 
-const Value* Builder::Symbol(std::string_view name, uint16_t meaning) {
+const Value* Builder::Symbol(std::string_view name, uint8_t meaning) {
   auto* const out = const_cast<Value*>(NewText(Kind::kSymbol, name));
   out->meaning_ = meaning;
   return out;
@@ -120,10 +120,19 @@ const Value* Builder::Record(const Value* callee, Items items, const Value* keyw
   Value* const out = New(Kind::kRecord);
   out->size_ = static_cast<uint32_t>(items.size());
   out->a_.items = const_cast<const Value**>(items.data());
-  out->b_.more = new (arena_.Allocate(sizeof(Value::More))) Value::More;
-  out->b_.more->callee = callee;
-  out->b_.more->keywords = keywords;
+  out->b_.callee = callee;
+  if (keywords != nullptr) MoreOf(*out).keywords = keywords;
   return out;
+}
+
+Value::More& Builder::MoreOf(Value& record) {
+  if (!record.has_more_) {
+    auto* const more = new (arena_.Allocate(sizeof(Value::More))) Value::More;
+    more->callee = record.b_.callee;
+    record.b_.more = more;
+    record.has_more_ = true;
+  }
+  return *record.b_.more;
 }
 
 template <typename Element>
@@ -148,7 +157,7 @@ void Builder::Append(const Value& container, Items items) {
   if (items.empty()) return;
   auto* into = const_cast<Value*>(&container);
   if (into->is(Kind::kRecord)) {
-    Value*& appended = into->b_.more->appended;
+    Value*& appended = MoreOf(*into).appended;
     if (appended == nullptr) appended = const_cast<Value*>(List({}));
     into = appended;
   }
@@ -159,20 +168,22 @@ void Builder::Put(const Value& container, Items keys_and_values) {
   if (keys_and_values.empty()) return;
   auto* into = const_cast<Value*>(&container);
   if (into->is(Kind::kRecord)) {
-    Value*& entries = into->b_.more->entries;
+    Value*& entries = MoreOf(*into).entries;
     if (entries == nullptr) entries = New(Kind::kDict);
     into = entries;
   }
   if (into->size_ == 0) filled_.push_back(into);
   Entry* const entries = Extend(*into, into->a_.entries, keys_and_values.size() / 2);
-  for (size_t i = 0; i < keys_and_values.size() / 2; ++i) {
+  const size_t count = keys_and_values.size() / 2;
+  for (size_t i = 0; i < count; ++i) {
     entries[i] = {keys_and_values[2 * i], keys_and_values[2 * i + 1]};
   }
+  HashKeys(Entries(entries, count));
 }
 
 void Builder::SetState(const Value& container, const Value* state) {
   auto& into = const_cast<Value&>(container);
-  (into.is(Kind::kRecord) ? into.b_.more->state : into.b_.state) = state;
+  (into.is(Kind::kRecord) ? MoreOf(into).state : into.b_.state) = state;
 }
 
 absl::Status Builder::CountRepeated(size_t steps) {

@@ -29,7 +29,7 @@ class Builder {
   const Value* Complex(double real, double imaginary);
   const Value* Text(std::string_view utf8) { return NewText(Kind::kText, utf8); }
   const Value* Bytes(std::string_view bytes) { return NewText(Kind::kBytes, bytes); }
-  const Value* Symbol(std::string_view name, uint16_t meaning);
+  const Value* Symbol(std::string_view name, uint8_t meaning);
   const Value* List(Items items) { return NewItems(Kind::kList, items); }
   const Value* Set(Items items) { return NewItems(Kind::kSet, items); }
   const Value* Tuple(Items items);
@@ -40,13 +40,13 @@ class Builder {
   // Elements for Record that stay.
   Items Keep(Items items);
 
-  static uint16_t MeaningOf(const Value& symbol) { return symbol.meaning_; }
+  static uint8_t MeaningOf(const Value& symbol) { return symbol.meaning_; }
 
   // To a list, to a set, or to what a record appends.
   void Append(const Value& container, Items items);
   // Key, value, key, value ... into a dict, or into the entries of a record.
   void Put(const Value& container, Items keys_and_values);
-  static void SetState(const Value& container, const Value* state);
+  void SetState(const Value& container, const Value* state);
 
   // Called before elements or bytes of a value are copied or compared, which a short pickle could
   // have done again and again with a long one. Errors: InvalidArgument SOURCE_INVALID.
@@ -61,11 +61,15 @@ class Builder {
 
  private:
   Value* New(Kind kind);
+  Value::More& MoreOf(Value& record);
   const Value* NewText(Kind kind, std::string_view text);
   const Value* NewItems(Kind kind, Items items);
   // Room for `more` behind the elements of a container; counts them as its own.
   template <typename Element>
   Element* Extend(Value& container, Element*& elements, size_t more);
+
+  // Of keys that were read a moment ago: later they lie far away.
+  static void HashKeys(Entries entries);
 
   class KeyTable;
   struct Constants;

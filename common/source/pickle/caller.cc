@@ -92,7 +92,7 @@ absl::StatusOr<const Value*> Caller::Construct(const Value& symbol, Items argume
   switch (MeaningOf(symbol)) {
     case Meaning::kOrderedDict: return OrderedDict(arguments);
     case Meaning::kSet: return Set(arguments);
-    case Meaning::kByteArray: return ByteArray(arguments);
+    case Meaning::kBytes: return Bytes(arguments);
     case Meaning::kComplex: return Complex(arguments);
     case Meaning::kEncode: return Encode(arguments);
     case Meaning::kSize: return Size(arguments);
@@ -148,7 +148,7 @@ absl::StatusOr<const Value*> Caller::Encoded(const Value& text, std::string_view
   return bytes.has_value() ? builder_.Bytes(*bytes) : nullptr;
 }
 
-absl::StatusOr<const Value*> Caller::ByteArray(Items arguments) {
+absl::StatusOr<const Value*> Caller::Bytes(Items arguments) {
   if (arguments.empty()) return builder_.Bytes("");
   if (arguments.size() == 2 && AreTexts(arguments)) {
     return Encoded(*arguments[0], arguments[1]->text());
@@ -179,7 +179,7 @@ absl::StatusOr<const Value*> Caller::Getattr(Items arguments) {
   CKPTD_RETURN_IF_ERROR(builder_.CountRepeated(bytes));
   const std::string name =
       fmt::format("{}.{}", arguments[0]->text(), arguments[1]->text());
-  return builder_.Symbol(name, static_cast<uint16_t>(pickle::MeaningOf(std::string_view(name))));
+  return builder_.Symbol(name, static_cast<uint8_t>(pickle::MeaningOf(std::string_view(name))));
 }
 
 // _reconstructor(class, base, state): base.__new__(class, state), where state is a plain value if

@@ -24,7 +24,7 @@ class Caller {
   absl::StatusOr<const Value*> OrderedDict(Items arguments);
   absl::StatusOr<const Value*> Set(Items arguments);
   absl::StatusOr<const Value*> Size(Items arguments);
-  absl::StatusOr<const Value*> ByteArray(Items arguments);
+  absl::StatusOr<const Value*> Bytes(Items arguments);
   absl::StatusOr<const Value*> Encode(Items arguments);
   absl::StatusOr<const Value*> Encoded(const Value& text, std::string_view encoding);
   const Value* Complex(Items arguments);

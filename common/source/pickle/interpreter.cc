@@ -16,7 +16,8 @@ namespace {
 // Copies and comparisons of real pickles: each value at most a few times.
 constexpr size_t kRepeatedPerByte = 4;
 constexpr size_t kRepeatedAlways = 64 * 1024;
-// Numbers of the memo so far behind those in use, picklers may leave out.
+constexpr size_t kCheckedAtOnce = 32;
+// So many numbers of the memo are left out by picklers that number what they write.
 constexpr size_t kMemoGap = 256;
 // No container gets more elements than there are bytes, and they are counted by 32 bits.
 constexpr size_t kLongestPickle = std::numeric_limits<uint32_t>::max();
@@ -36,8 +37,9 @@ absl::StatusOr<Parsed> Interpreter::Run() {
     if (at_ == bytes_.size()) return CutOff();
     const auto opcode = static_cast<uint8_t>(bytes_[at_++]);
     CKPTD_RETURN_IF_ERROR((this->*kOperations[opcode])());
-    CKPTD_RETURN_IF_ERROR(CheckCost());
+    if (++opcodes_ % kCheckedAtOnce == 0) CKPTD_RETURN_IF_ERROR(CheckCost());
   }
+  CKPTD_RETURN_IF_ERROR(CheckCost());
   CKPTD_RETURN_IF_ERROR(builder_.MergeEqualKeys());
   Parsed out;
   out.document.root = PopTop();
@@ -51,8 +53,7 @@ absl::Status Interpreter::CheckCost() const {
   if (builder_.values() > limits_.values) [[unlikely]] {
     return PastLimit("values", limits_.values);
   }
-  const size_t cost =
-      builder_.bytes() + (stack_.capacity() + memo_.capacity()) * sizeof(const Value*);
+  const size_t cost = builder_.bytes() + sizeof(const Value*) * (stack_.capacity() + remembered_);
   if (cost > limits_.total_bytes) [[unlikely]] {
     return PastLimit("bytes of memory for its values", limits_.total_bytes);
   }
@@ -123,8 +124,7 @@ absl::Status Interpreter::Frame() {
   return length > bytes_.size() - at_ ? CutOff() : absl::OkStatus();
 }
 
-absl::Status Interpreter::Need(size_t count) const {
-  if (Height() >= count) [[likely]] return absl::OkStatus();
+absl::Status Interpreter::TooFew(size_t count) const {
   return Damaged(fmt::format("its opcode needs {} {}, {} {} there", count,
                              count == 1 ? "value" : "values", Height(),
                              Height() == 1 ? "is" : "are"));
@@ -180,24 +180,21 @@ absl::Status Interpreter::Duplicate() {
 }
 
 absl::Status Interpreter::Remember(uint64_t index, const Value* value) {
-  const Value** place = nullptr;
-  if (index < memo_.size()) {
-    place = &memo_[index];
-  } else if (index < at_ + kMemoGap) {
-    memo_.resize(index + 1, nullptr);
-    place = &memo_[index];
-  } else {
-    place = &far_memo_[index];
+  const uint64_t part = index / kMemoPart;
+  if (part == memo_.size() && index < at_ + kMemoGap) {
+    memo_.push_back(std::make_unique<std::array<const Value*, kMemoPart>>());
   }
-  if (*place == nullptr && ++remembered_ > limits_.memo) {
+  const Value*& place = part < memo_.size() ? (*memo_[part])[index % kMemoPart] : far_memo_[index];
+  if (place == nullptr && ++remembered_ > limits_.memo) {
     return PastLimit("values in its memo", limits_.memo);
   }
-  *place = value;
+  place = value;
   return absl::OkStatus();
 }
 
 absl::Status Interpreter::Recall(uint64_t index) {
-  const Value* value = index < memo_.size() ? memo_[index] : nullptr;
+  const uint64_t part = index / kMemoPart;
+  const Value* value = part < memo_.size() ? (*memo_[part])[index % kMemoPart] : nullptr;
   if (value == nullptr) [[unlikely]] {
     const auto found = far_memo_.find(index);
     if (found == far_memo_.end()) {

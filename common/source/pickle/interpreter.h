@@ -5,11 +5,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/source/pickle/builder.h"
@@ -111,12 +113,19 @@ class Interpreter {
   absl::Status Damaged(std::string_view why) const;
   absl::Status PastLimit(std::string_view what, size_t limit) const;
   absl::Status CutOff() const;
-  // OK while what all values cost is within the limits.
+  // OK while what all values cost is within the limits. Their sum is bounded by the pickle's length,
+  // so it need not be asked after each opcode.
   absl::Status CheckCost() const;
 
-  // The bytes behind the opcode.
+  // The bytes behind the opcode, as they lie there: little-endian, as every machine that this is
+  // built for.
   template <typename Number>
-  absl::Status Read(Number& out);
+  absl::Status Read(Number& out) {
+    if (bytes_.size() - at_ < sizeof(out)) [[unlikely]] return CutOff();
+    std::memcpy(&out, bytes_.data() + at_, sizeof(out));
+    at_ += sizeof(out);
+    return absl::OkStatus();
+  }
   // As long as a text or a bytes object may be.
   absl::Status TakeBytes(uint64_t count, std::string_view& out);
   // Without its end.
@@ -126,7 +135,10 @@ class Interpreter {
   // The stack above the last mark. References and spans last until the next Push.
   size_t Height() const { return stack_.size() - floor_; }
   void Push(const Value* value) { stack_.push_back(value); }
-  absl::Status Need(size_t count) const;
+  absl::Status Need(size_t count) const {
+    return Height() >= count ? absl::OkStatus() : TooFew(count);
+  }
+  absl::Status TooFew(size_t count) const;
   const Value& Top() const { return *stack_.back(); }
   // Pops one; there must be one.
   const Value* PopTop();
@@ -154,16 +166,19 @@ class Interpreter {
   const Limits& limits_;
   Builder builder_;
   Caller caller_;
-  size_t at_ = 0;            // behind what was read
-  size_t opcode_at_ = 0;     // where the opcode that is running stands
+  size_t at_ = 0;         // behind what was read
+  size_t opcode_at_ = 0;  // where the opcode that is running stands
+  size_t opcodes_ = 0;
   int protocol_ = 0;
   bool stopped_ = false;
   std::vector<const Value*> stack_;
   std::vector<size_t> marks_;  // heights of the stack
   size_t floor_ = 0;           // the last of them
-  std::vector<const Value*> memo_;
+  // Of so many numbers each, from 0 on.
+  static constexpr size_t kMemoPart = 1024;
+  std::vector<std::unique_ptr<std::array<const Value*, kMemoPart>>> memo_;
   // Numbers that lie far behind those that were used; picklers count from 0.
-  absl::flat_hash_map<uint64_t, const Value*> far_memo_;
+  std::map<uint64_t, const Value*> far_memo_;
   size_t remembered_ = 0;
 };
 

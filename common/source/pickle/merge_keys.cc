@@ -14,6 +14,8 @@ namespace {
 
 // Dicts of so few entries are compared without a table.
 constexpr size_t kFew = 8;
+// So many keys are fetched from memory at once.
+constexpr size_t kAhead = 16;
 
 constexpr bool IsNumber(Kind kind) {
   return kind == Kind::kBool || kind == Kind::kInt || kind == Kind::kFloat;
@@ -34,7 +36,7 @@ bool SameNumber(const Value& a, const Value& b) {
   return a.is(Kind::kFloat) && b.is(Kind::kFloat) && a.real() == b.real();
 }
 
-uint64_t Mixed(uint64_t number) { return (number + 1) * 0x9e3779b97f4a7c15; }
+uint64_t Mixed(uint64_t number) { return __builtin_bswap64((number + 1) * 0x9e3779b97f4a7c15); }
 
 }  // namespace
 
@@ -45,25 +47,47 @@ class Builder::KeyTable {
   // The entry before `count` that has this key, or `count`.
   absl::StatusOr<size_t> Find(const Entry* entries, size_t count, const Value& key) {
     if (slots_.empty()) return FindAmongFew(entries, count, key);
-    size_t slot = HashOf(key) & (slots_.size() - 1);
-    for (; slots_[slot] != 0; slot = (slot + 1) & (slots_.size() - 1)) {
-      const size_t at = slots_[slot] - 1;
-      CKPTD_ASSIGN_OR_RETURN(const bool same, Same(*entries[at].key, key));
-      if (same) return at;
+    const uint64_t hash = HashOf(key);
+    size_t at = hash & (slots_.size() - 1);
+    for (; slots_[at].next != 0; at = (at + 1) & (slots_.size() - 1)) {
+      const Slot slot = slots_[at];
+      if (slot.hash == static_cast<uint32_t>(hash >> 32)) {
+        CKPTD_ASSIGN_OR_RETURN(const bool same, Same(*entries[slot.next - 1].key, key));
+        if (same) return slot.next - 1;
+      }
       // Keys can be made to fall into one slot.
       CKPTD_RETURN_IF_ERROR(builder_.CountRepeated(1));
     }
-    slots_[slot] = static_cast<uint32_t>(count + 1);
+    slots_[at] = {static_cast<uint32_t>(hash >> 32), static_cast<uint32_t>(count + 1)};
     return count;
   }
 
   // Forgets all keys; so many will come.
   void Reset(size_t count) {
     slots_.clear();
-    if (count > kFew) slots_.resize(std::bit_ceil(count * 2), 0);
+    if (count > kFew) slots_.resize(std::bit_ceil(count * 2));
+  }
+
+  static uint64_t HashOf(const Value& key) {
+    if (IsText(key)) {
+      auto& hash = const_cast<Value&>(key).b_.hash;
+      if (hash == 0) hash = Xxh3(key.text()) | 1;
+      return hash;
+    }
+    if (!IsNumber(key.kind())) return Mixed(std::bit_cast<uintptr_t>(&key));
+    const std::optional<int64_t> whole = WholeNumber(key);
+    return Mixed(whole.has_value() ? static_cast<uint64_t>(*whole)
+                                   : std::bit_cast<uint64_t>(key.real()));
   }
 
  private:
+  struct Slot {
+    uint32_t hash = 0;  // its upper half
+    uint32_t next = 0;  // behind an entry's place; 0: free
+  };
+
+  static bool IsText(const Value& key) { return key.HasText() && !key.is(Kind::kSymbol); }
+
   absl::StatusOr<size_t> FindAmongFew(const Entry* entries, size_t count, const Value& key) {
     for (size_t at = 0; at < count; ++at) {
       CKPTD_ASSIGN_OR_RETURN(const bool same, Same(*entries[at].key, key));
@@ -72,34 +96,24 @@ class Builder::KeyTable {
     return count;
   }
 
-  static uint64_t HashOf(const Value& key) {
-    if (key.HasText() && !key.is(Kind::kSymbol)) {
-      auto& hash = const_cast<Value&>(key).b_.hash;
-      if (hash == 0) hash = Xxh3(key.text()) | 1;
-      return hash >> 1;
-    }
-    if (IsNumber(key.kind())) {
-      const std::optional<int64_t> whole = WholeNumber(key);
-      if (whole.has_value()) return Mixed(static_cast<uint64_t>(*whole)) >> 17;
-      return Mixed(std::bit_cast<uint64_t>(key.real())) >> 17;
-    }
-    return Mixed(std::bit_cast<uintptr_t>(&key)) >> 17;
-  }
-
   absl::StatusOr<bool> Same(const Value& a, const Value& b) {
     if (&a == &b) return true;
     if (IsNumber(a.kind()) && IsNumber(b.kind())) return SameNumber(a, b);
-    if (a.kind() != b.kind() || !a.HasText() || a.is(Kind::kSymbol) || a.size_ != b.size_) {
+    if (a.kind() != b.kind() || !IsText(a) || a.size_ != b.size_ || HashOf(a) != HashOf(b)) {
       return false;
     }
-    if (HashOf(a) != HashOf(b)) return false;
     CKPTD_RETURN_IF_ERROR(builder_.CountRepeated(a.size_));
     return a.text() == b.text();
   }
 
   Builder& builder_;
-  std::vector<uint32_t> slots_;  // 0: free; else an entry's place and 1
+  std::vector<Slot> slots_;
 };
+
+void Builder::HashKeys(Entries entries) {
+  if (entries.size() <= kFew) return;
+  for (const Entry& entry : entries) KeyTable::HashOf(*entry.key);
+}
 
 absl::Status Builder::MergeEqualKeys() {
   KeyTable table(*this);
@@ -108,6 +122,7 @@ absl::Status Builder::MergeEqualKeys() {
     Entry* const entries = dict->a_.entries;
     size_t kept = 0;
     for (size_t i = 0; i < dict->size_; ++i) {
+      if (i + kAhead < dict->size_) __builtin_prefetch(entries[i + kAhead].key);
       const Entry entry = entries[i];
       CKPTD_ASSIGN_OR_RETURN(const size_t at, table.Find(entries, kept, *entry.key));
       if (at == kept) entries[kept++].key = entry.key;

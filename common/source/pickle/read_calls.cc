@@ -19,7 +19,7 @@ absl::Status Interpreter::PushSymbol(std::string_view module, std::string_view n
   const std::string symbol = SymbolName(module, name, protocol_);
   if (ValidUtf8Prefix(symbol) != symbol.size()) return Damaged("the name of a class is not UTF-8");
   CKPTD_RETURN_IF_ERROR(builder_.CountRepeated(symbol.size()));
-  Push(builder_.Symbol(symbol, static_cast<uint16_t>(MeaningOf(symbol))));
+  Push(builder_.Symbol(symbol, static_cast<uint8_t>(MeaningOf(symbol))));
   return absl::OkStatus();
 }
 
@@ -99,7 +99,7 @@ absl::Status Interpreter::Build() {
   const bool has_state = into.is(Kind::kRecord) || into.is(Kind::kDict) || into.is(Kind::kList) ||
                          into.is(Kind::kSet);
   if (!has_state) return Damaged("its opcode sets attributes of what has none");
-  Builder::SetState(into, state);
+  builder_.SetState(into, state);
   return absl::OkStatus();
 }
 

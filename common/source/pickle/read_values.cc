@@ -3,7 +3,6 @@
 
 #include <bit>
 #include <charconv>
-#include <cstring>
 #include <type_traits>
 
 #include "common/base/status.h"
@@ -13,15 +12,6 @@
 #include "common/source/pickle/numbers.h"
 
 namespace ckptd::pickle {
-
-// As it lies there: little-endian, as every machine that this is built for.
-template <typename Number>
-absl::Status Interpreter::Read(Number& out) {
-  if (bytes_.size() - at_ < sizeof(out)) [[unlikely]] return CutOff();
-  std::memcpy(&out, bytes_.data() + at_, sizeof(out));
-  at_ += sizeof(out);
-  return absl::OkStatus();
-}
 
 absl::Status Interpreter::TakeBytes(uint64_t count, std::string_view& out) {
   if (count > bytes_.size() - at_) [[unlikely]] return CutOff();
@@ -190,9 +180,6 @@ absl::Status Interpreter::Bytes() {
   return absl::OkStatus();
 }
 
-template absl::Status Interpreter::Read<uint8_t>(uint8_t&);
-template absl::Status Interpreter::Read<uint32_t>(uint32_t&);
-template absl::Status Interpreter::Read<uint64_t>(uint64_t&);
 template absl::Status Interpreter::Bool<false>();
 template absl::Status Interpreter::Bool<true>();
 template absl::Status Interpreter::Int<uint8_t>();

@@ -9,14 +9,14 @@
 
 namespace ckptd::pickle {
 
-enum class Meaning : uint16_t {
+enum class Meaning : uint8_t {
   kUnknown,  // a call of it is a record
   kExecutes,
   kCallsArguments,  // such as map(): executes if what it is given does
   // Pure constructors.
   kOrderedDict,
   kSet,
-  kByteArray,
+  kBytes,
   kComplex,
   kEncode,
   kSize,

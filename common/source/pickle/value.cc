@@ -1,5 +1,7 @@
 #include "common/source/pickle/value.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 
 namespace ckptd::pickle {
@@ -7,7 +9,8 @@ namespace {
 
 // A small pickle has one small block; of a large one few are half empty.
 constexpr size_t kFirstBlockBytes = 2 * 1024;
-constexpr size_t kLargestBlockBytes = size_t{1} << 20;
+constexpr size_t kLargestBlockBytes = size_t{4} << 20;
+constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 const Value* Find(Entries entries, std::string_view key) {
   for (const Entry& entry : entries) {
@@ -20,21 +23,24 @@ const Value* Find(Entries entries, std::string_view key) {
 
 Entries Value::entries() const {
   if (is(Kind::kDict)) return Entries(a_.entries, size_);
-  return is(Kind::kRecord) && b_.more->entries != nullptr ? b_.more->entries->entries() : Entries();
+  return has_more_ && b_.more->entries != nullptr ? b_.more->entries->entries() : Entries();
 }
 
 Items Value::appended() const {
-  return is(Kind::kRecord) && b_.more->appended != nullptr ? b_.more->appended->items() : Items();
+  return has_more_ && b_.more->appended != nullptr ? b_.more->appended->items() : Items();
 }
 
-const Value* Value::callee() const { return is(Kind::kRecord) ? b_.more->callee : nullptr; }
+const Value* Value::callee() const {
+  if (!is(Kind::kRecord)) return nullptr;
+  return has_more_ ? b_.more->callee : b_.callee;
+}
 
 const Value* Value::state() const {
-  if (is(Kind::kRecord)) return b_.more->state;
+  if (has_more_) return b_.more->state;
   return is(Kind::kDict) || is(Kind::kList) || is(Kind::kSet) ? b_.state : nullptr;
 }
 
-const Value* Value::keywords() const { return is(Kind::kRecord) ? b_.more->keywords : nullptr; }
+const Value* Value::keywords() const { return has_more_ ? b_.more->keywords : nullptr; }
 
 std::string_view Value::ClassName() const {
   const Value* called = callee();
@@ -56,22 +62,22 @@ const Value* Value::Attribute(std::string_view name) const {
   return nullptr;
 }
 
-void* Arena::Allocate(size_t bytes) {
-  bytes = (bytes + alignof(Value) - 1) / alignof(Value) * alignof(Value);
-  if (bytes > left_) {
-    const size_t next = std::clamp(bytes_, kFirstBlockBytes, kLargestBlockBytes);
-    const size_t size = std::max(bytes, next);
-    blocks_.push_back(std::make_unique_for_overwrite<std::byte[]>(size));
-    bytes_ += size;
-    // What is longer than a block has one of its own; the other one is filled further.
-    if (size > next) return blocks_.back().get();
-    at_ = blocks_.back().get();
-    left_ = size;
-  }
-  void* const out = at_;
-  at_ += bytes;
-  left_ -= bytes;
-  return out;
+void* Arena::AllocateBlock(size_t bytes) {
+  const size_t next = std::clamp(bytes_, kFirstBlockBytes, kLargestBlockBytes);
+  size_t size = std::max(bytes, next);
+  const bool is_huge = size >= kHugePageBytes;
+  if (is_huge) size = (size + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  const auto alignment = static_cast<std::align_val_t>(is_huge ? kHugePageBytes : kAlignment);
+  auto* const block = static_cast<std::byte*>(::operator new(size, alignment));
+  // Small pages would cost a third of the time that reading takes; a refusal does not matter.
+  if (is_huge) ::madvise(block, size, MADV_HUGEPAGE);
+  blocks_.emplace_back(block, Free{alignment});
+  bytes_ += size;
+  // What is longer than a block has one of its own; the other one is filled further.
+  if (bytes > next) return block;
+  at_ = block;
+  left_ = size;
+  return Cut(bytes);
 }
 
 }  // namespace ckptd::pickle

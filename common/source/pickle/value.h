@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -90,7 +91,7 @@ class Value {
  private:
   friend class Builder;
 
-  // What few values have.
+  // What few records have.
   struct More {
     const Value* callee = nullptr;
     const Value* state = nullptr;
@@ -107,8 +108,9 @@ class Value {
            is(Kind::kPersistent);
   }
   Kind kind_ = Kind::kNone;
+  bool has_more_ = false;  // a record
   uint8_t room_log2_ = 0;  // of a list, set or dict that grew: it has room for so many
-  uint16_t meaning_ = 0;   // of a symbol: what the interpreter knows it as
+  uint8_t meaning_ = 0;    // of a symbol: what the interpreter knows it as
   uint32_t size_ = 0;      // of text, items or entries
   union {
     int64_t integer = 0;
@@ -120,7 +122,8 @@ class Value {
   union {
     double imaginary = 0;
     const Value* state;  // of a list, set or dict
-    More* more;          // of a record
+    const Value* callee;  // of a record
+    More* more;           // of a record that has more
     uint64_t hash;       // of a text or bytes that is a key; 0: not known yet
   } b_;
 };
@@ -129,12 +132,30 @@ class Value {
 class Arena {
  public:
   // Not initialised, aligned for pointers.
-  void* Allocate(size_t bytes);
+  void* Allocate(size_t bytes) {
+    bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    if (bytes > left_) return AllocateBlock(bytes);
+    return Cut(bytes);
+  }
   // Of all blocks.
   size_t bytes() const { return bytes_; }
 
  private:
-  std::vector<std::unique_ptr<std::byte[]>> blocks_;
+  static constexpr size_t kAlignment = alignof(void*);
+  struct Free {
+    std::align_val_t alignment;
+    void operator()(std::byte* block) const { ::operator delete(block, alignment); }
+  };
+
+  void* AllocateBlock(size_t bytes);
+  void* Cut(size_t bytes) {
+    void* const out = at_;
+    at_ += bytes;
+    left_ -= bytes;
+    return out;
+  }
+
+  std::vector<std::unique_ptr<std::byte[], Free>> blocks_;
   std::byte* at_ = nullptr;
   size_t left_ = 0;
   size_t bytes_ = 0;

@@ -13,11 +13,12 @@ namespace {
 // One read fetches the length and most headers whole.
 constexpr uint64_t kFirstReadBytes = 64 * 1024;
 
-// The JSON of the header that an object begins with.
-absl::StatusOr<std::string> ReadHeaderBytes(const ReadableObject& object, uint64_t object_bytes) {
+// The JSON of the header that stands at `begin`.
+absl::StatusOr<std::string> ReadHeaderBytes(const ReadableObject& object, uint64_t begin,
+                                            uint64_t object_bytes) {
   std::string bytes(std::min(object_bytes, kFirstReadBytes), '\0');
   CKPTD_RETURN_IF_ERROR(
-      object.ReadAt(object.begin(), std::as_writable_bytes(std::span(bytes))));
+      object.ReadAt(begin, std::as_writable_bytes(std::span(bytes))));
   CKPTD_ASSIGN_OR_RETURN(const uint64_t length,
                          ParseHeaderLength(std::as_bytes(std::span(bytes)), object_bytes));
   const size_t have = bytes.size();
@@ -25,19 +26,19 @@ absl::StatusOr<std::string> ReadHeaderBytes(const ReadableObject& object, uint64
   if (bytes.size() > have) {
     const std::span<char> rest = std::span(bytes).subspan(have);
     CKPTD_RETURN_IF_ERROR(
-        object.ReadAt(object.begin() + have, std::as_writable_bytes(rest)));
+        object.ReadAt(begin + have, std::as_writable_bytes(rest)));
   }
   bytes.erase(0, kHeaderLengthBytes);
   return bytes;
 }
 
-absl::StatusOr<SafetensorsFile> ReadObject(const ReadableObject& object) {
+absl::StatusOr<SafetensorsFile> ReadFrom(const ReadableObject& object, uint64_t begin) {
   SafetensorsFile out;
   out.file = object.identity();
-  const uint64_t bytes = object.size() - object.begin();
-  CKPTD_ASSIGN_OR_RETURN(const std::string json, ReadHeaderBytes(object, bytes));
+  const uint64_t bytes = object.size() - std::min(begin, object.size());
+  CKPTD_ASSIGN_OR_RETURN(const std::string json, ReadHeaderBytes(object, begin, bytes));
   out.file.header_hash = Xxh3(json);
-  out.data_start = object.begin() + kHeaderLengthBytes + json.size();
+  out.data_start = begin + kHeaderLengthBytes + json.size();
   CKPTD_ASSIGN_OR_RETURN(out.header, ParseSafetensorsHeader(json, bytes));
   if (object.data_begin().value_or(out.data_start) != out.data_start) {
     return HeaderError("MetadataIncompleteBuffer",
@@ -51,13 +52,18 @@ absl::StatusOr<SafetensorsFile> ReadObject(const ReadableObject& object) {
 absl::StatusOr<SafetensorsFile> ReadSafetensorsFile(const Storage& storage,
                                                     const std::string& path) {
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<const ReadableObject> object, storage.Open(path));
-  absl::StatusOr<SafetensorsFile> out = ReadObject(*object);
+  return ReadSafetensorsObject(*object, object->begin());
+}
+
+absl::StatusOr<SafetensorsFile> ReadSafetensorsObject(const ReadableObject& object,
+                                                      uint64_t begin) {
+  absl::StatusOr<SafetensorsFile> out = ReadFrom(object, begin);
   if (out.ok()) return out;
   absl::Status status = out.status();
   if (FactsOf(status).count("error") != 0) {
-    status = WithContext(status, "reading the header of " + path);
+    status = WithContext(status, "reading the header of " + object.path());
   }
-  return WithFact(status, "file", path);
+  return WithFact(status, "file", object.path());
 }
 
 }  // namespace ckptd

@@ -23,6 +23,10 @@ struct SafetensorsFile {
 absl::StatusOr<SafetensorsFile> ReadSafetensorsFile(const Storage& storage,
                                                     const std::string& path);
 
+// The same of what lies in an open object from `begin` to its end: files hold other things in front
+// of it.
+absl::StatusOr<SafetensorsFile> ReadSafetensorsObject(const ReadableObject& object, uint64_t begin);
+
 }  // namespace ckptd
 
 #endif  // CKPTD_COMMON_SOURCE_SAFETENSORS_FILE_H_

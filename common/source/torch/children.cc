@@ -1,8 +1,10 @@
 #include "common/source/torch/children.h"
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 
+#include "common/source/torch/storage_id.h"
 #include "common/source/torch/text_of.h"
 
 namespace ckptd::torch {
@@ -98,10 +100,8 @@ std::string NameOfRecord(const Value& record) {
 }
 
 std::string NameOfPersistent(const Value& value) {
-  const Value& id = *value.items()[0];
-  const bool is_storage = id.is(Kind::kTuple) && id.items().size() > 1 &&
-                          id.items()[0]->IsText("storage") && id.items()[1]->is(Kind::kSymbol);
-  return is_storage ? std::string(id.items()[1]->text()) : "persistent id";
+  const std::optional<StorageId> id = StorageIdOf(value);
+  return id.has_value() ? std::string(id->symbol) : "persistent id";
 }
 
 }  // namespace ckptd::torch

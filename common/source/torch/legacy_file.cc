@@ -21,12 +21,12 @@
 #include "common/source/text.h"
 #include "common/source/torch/dtypes.h"
 #include "common/source/torch/read_file.h"
+#include "common/source/torch/storage_id.h"
 #include "common/source/zip/nearby_reads.h"
 
 namespace ckptd::torch {
 namespace {
 
-using pickle::Items;
 using pickle::Kind;
 using pickle::Value;
 
@@ -97,19 +97,16 @@ struct Described {
 using Descriptions = std::map<std::string, Described, std::less<>>;
 
 absl::Status Describe(const zip::ObjectPart& part, const Value& persistent, Descriptions& out) {
-  const Value& id = *persistent.items()[0];
-  const Items items = id.is(Kind::kTuple) ? id.items() : Items();
-  if (items.empty() || !items[0]->IsText("storage")) return absl::OkStatus();
-  const std::optional<Dtype> dtype =
-      items.size() < 5 ? std::nullopt : DtypeOfStorage(items[1]->text());
-  if (!dtype.has_value() || !items[2]->is(Kind::kText) || !items[4]->is(Kind::kInt) ||
-      items[4]->integer() < 0) {
+  const std::optional<StorageId> id = StorageIdOf(persistent);
+  if (!id.has_value()) return absl::OkStatus();  // the source of a module
+  const std::optional<Dtype> dtype = DtypeOfStorage(id->symbol);
+  if (!dtype.has_value()) {
     return part.Unsupported(
-        "it holds a storage that is not understood, so where the others lie is not known; save it "
+        "it holds a storage of a dtype that is not read, so where the others lie is not known; save it "
         "again with a new torch");
   }
-  const Described described = {static_cast<uint64_t>(items[4]->integer()), BitsOf(*dtype) / 8};
-  const auto [at, is_new] = out.emplace(items[2]->text(), described);
+  const Described described = {id->elements, BitsOf(*dtype) / 8};
+  const auto [at, is_new] = out.emplace(id->key, described);
   if (is_new || (at->second.elements == described.elements &&
                  at->second.element_bytes == described.element_bytes)) {
     return absl::OkStatus();

@@ -13,6 +13,7 @@
 #include "common/source/text.h"
 #include "common/source/torch/dtypes.h"
 #include "common/source/torch/file.h"
+#include "common/source/torch/storage_id.h"
 
 namespace ckptd::torch {
 namespace {
@@ -36,7 +37,7 @@ absl::Status Damaged(const File& file, const std::string& why) {
                    why + "; save or copy the file again", {{"file", file.file.path}});
 }
 
-std::string Shown(const Value& symbol) { return Escape(symbol.text().substr(0, 200)); }
+std::string Shown(std::string_view symbol) { return Escape(symbol.substr(0, 200)); }
 
 // A call of a function by its name.
 struct Call {
@@ -82,11 +83,6 @@ struct StorageView {
   uint64_t bytes = 0;
 };
 
-std::optional<uint64_t> Size(const Value& value) {
-  if (!value.is(Kind::kInt) || value.integer() < 0) return std::nullopt;
-  return static_cast<uint64_t>(value.integer());
-}
-
 // What lies in the file, as the key of a persistent id names it.
 absl::Status Locate(const File& file, std::string_view key, uint64_t bytes, StorageView& out) {
   out.key = key;
@@ -110,11 +106,10 @@ absl::Status Locate(const File& file, std::string_view key, uint64_t bytes, Stor
 
 // Storages that are parts of others, as torch before 1.6 knew them: (key, first element, elements).
 absl::Status NarrowTo(const File& file, const Value& part, uint64_t element, StorageView& out) {
-  if (part.is(Kind::kNone)) return absl::OkStatus();
   const Items items = part.items();
   const bool is_part = part.is(Kind::kTuple) && items.size() == 3;
-  const auto first = is_part ? Size(*items[1]) : std::nullopt;
-  const auto count = is_part ? Size(*items[2]) : std::nullopt;
+  const auto first = is_part ? SizeOf(*items[1]) : std::nullopt;
+  const auto count = is_part ? SizeOf(*items[2]) : std::nullopt;
   const auto begin = first.has_value() ? CheckedMultiply(*first, element) : std::nullopt;
   const auto bytes = count.has_value() ? CheckedMultiply(*count, element) : std::nullopt;
   if (!begin.has_value() || !bytes.has_value() || *begin > out.bytes ||
@@ -126,27 +121,22 @@ absl::Status NarrowTo(const File& file, const Value& part, uint64_t element, Sto
   return absl::OkStatus();
 }
 
-// What a persistent id names: ("storage", class, key, location, elements[, part]).
+// What a persistent id names.
 absl::StatusOr<StorageView> StorageOf(const File& file, const Value& value) {
-  const Value* const id = value.is(Kind::kPersistent) ? value.items()[0] : nullptr;
-  const Items items = id != nullptr && id->is(Kind::kTuple) ? id->items() : Items();
-  const bool is_storage = items.size() >= 5 && items[0]->IsText("storage") &&
-                          items[1]->is(Kind::kSymbol) && items[2]->is(Kind::kText);
-  const auto elements = is_storage ? Size(*items[4]) : std::nullopt;
-  if (!elements.has_value()) return Damaged(file, "it has no storage");
-  const std::optional<Dtype> dtype = DtypeOfStorage(items[1]->text());
+  const std::optional<StorageId> id = StorageIdOf(value);
+  if (!id.has_value()) return Damaged(file, "it has no storage");
+  const std::optional<Dtype> dtype = DtypeOfStorage(id->symbol);
   if (!dtype.has_value()) {
     return Refused(file, fmt::format("it is of a {}, which is not read; save it in another dtype",
-                                     Shown(*items[1])));
+                                     Shown(id->symbol)));
   }
   StorageView out;
   out.dtype = *dtype;
-  const auto bytes = CheckedBytes(*elements, BitsOf(*dtype));
+  const auto bytes = CheckedBytes(id->elements, BitsOf(*dtype));
   if (!bytes.has_value()) return Damaged(file, "it has a storage of more than 2^64 bytes");
-  CKPTD_RETURN_IF_ERROR(Locate(file, items[2]->text(), *bytes, out));
-  if (items.size() > 5) {
-    CKPTD_RETURN_IF_ERROR(NarrowTo(file, *items[5], BitsOf(*dtype) / 8, out));
-  }
+  CKPTD_RETURN_IF_ERROR(Locate(file, id->key, *bytes, out));
+  if (id->part == nullptr) return out;
+  CKPTD_RETURN_IF_ERROR(NarrowTo(file, *id->part, BitsOf(*dtype) / 8, out));
   return out;
 }
 
@@ -191,6 +181,22 @@ absl::Status CountElements(const File& file, Tensor& tensor) {
   return absl::OkStatus();
 }
 
+// Numbers whose highest bit is their sign, alone or in pairs.
+bool HasSigns(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kF16:
+    case Dtype::kBF16:
+    case Dtype::kF32:
+    case Dtype::kF64:
+    case Dtype::kC32:
+    case Dtype::kC64:
+    case Dtype::kC128:
+      return true;
+    default:
+      return false;
+  }
+}
+
 bool IsSet(const Value& dict, std::string_view key) {
   const Value* const value = dict.Get(key);
   return value != nullptr && value->boolean();
@@ -207,11 +213,11 @@ absl::StatusOr<Tensor> Rebuild(const File& file, Items arguments, bool has_dtype
     const std::optional<Dtype> dtype = DtypeOf(arguments[6]->text());
     if (!arguments[6]->is(Kind::kSymbol) || !dtype.has_value()) {
       return Refused(file, fmt::format("it is of dtype {}, which is not read; save it in another one",
-                                       Shown(*arguments[6])));
+                                       Shown(arguments[6]->text())));
     }
     out.dtype = *dtype;
   }
-  const std::optional<uint64_t> first = Size(*arguments[1]);
+  const std::optional<uint64_t> first = SizeOf(*arguments[1]);
   std::optional<Shape> shape = SizesOf(*arguments[2]);
   std::optional<Shape> strides = SizesOf(*arguments[3]);
   if (!first.has_value() || !shape.has_value() || !strides.has_value() ||
@@ -226,6 +232,9 @@ absl::StatusOr<Tensor> Rebuild(const File& file, Items arguments, bool has_dtype
   if (arguments.size() > metadata) {
     out.conjugated = IsSet(*arguments[metadata], "conj");
     out.negated = IsSet(*arguments[metadata], "neg");
+  }
+  if ((out.negated || out.conjugated) && !HasSigns(out.dtype)) {
+    return Damaged(file, "it is a negated view of numbers that have no sign");
   }
   return out;
 }
@@ -253,7 +262,7 @@ std::optional<Shape> SizesOf(const Value& value) {
   if (!value.is(Kind::kTuple) && !value.is(Kind::kList)) return std::nullopt;
   if (value.items().size() > kMaxTensorDims) return std::nullopt;
   for (const Value* item : value.items()) {
-    const std::optional<uint64_t> size = Size(*item);
+    const std::optional<uint64_t> size = SizeOf(*item);
     if (!size.has_value()) return std::nullopt;
     out.push_back(*size);
   }

@@ -79,8 +79,16 @@ std::string Repr(const Value& value, int depth) {
       }
       return out + (value.items().size() == 1 ? ",)" : ")");
     }
+    case Kind::kRecord: {
+      // A subclass of str, int and the like.
+      const bool is_plain = value.items().size() == 1 && !value.items()[0]->is(Kind::kRecord) &&
+                            depth < kDeepestKey;
+      if (is_plain && value.items()[0]->is(Kind::kText)) return std::string(value.items()[0]->text());
+      return is_plain ? Repr(*value.items()[0], depth + 1)
+                      : fmt::format("<{}>", value.ClassName());
+    }
     default:
-      return fmt::format("<{}>", value.ClassName());
+      return "<container>";
   }
 }
 

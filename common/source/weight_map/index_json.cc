@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
@@ -12,6 +10,7 @@
 #include "common/base/json.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/source/path_text.h"
 #include "common/source/text.h"
 
 namespace ckptd {
@@ -156,20 +155,6 @@ absl::StatusOr<IndexJson> IndexSax::Finish() {
 }
 
 }  // namespace
-
-std::string_view WhyUnsafe(std::string_view name) {
-  if (name.find('\0') != std::string_view::npos) return "whose name contains NUL";
-  if (name.starts_with('/') || name.starts_with('\\')) return "an absolute path";
-  if (name.size() >= 2 && name[1] == ':' && std::isalpha(static_cast<unsigned char>(name[0]))) {
-    return "a path with a drive";
-  }
-  std::string slashes(name);
-  std::replace(slashes.begin(), slashes.end(), '\\', '/');
-  for (const auto& part : std::filesystem::path(slashes)) {
-    if (part == "..") return "a path with \"..\"";
-  }
-  return {};
-}
 
 absl::StatusOr<IndexJson> ParseIndexJson(std::string_view json, std::string_view extension) {
   IndexSax sax(extension);

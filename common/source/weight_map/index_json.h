@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <map>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -31,10 +30,6 @@ struct IndexJson {
 // "tensor" where there is one to blame.
 absl::StatusOr<IndexJson> ParseIndexJson(std::string_view json,
                                          std::string_view extension = ".safetensors");
-
-// Why the name of a file that others wrote cannot be relative to its folder: it could lead out
-// of there. Empty: it can. Ends the sentence "it names FILE, ...".
-std::string_view WhyUnsafe(std::string_view name);
 
 }  // namespace ckptd
 

@@ -1,9 +1,10 @@
-// The contract on safetensors and on what torch.save writes, each in its forms, and on a format of
-// two pieces with strides.
+// The contract on safetensors and on what torch writes, each in its forms, and on a format of two
+// pieces with strides.
 #include <map>
 #include <span>
 
 #include "common/source/registry.h"
+#include "tests/contract/format/dcp_cases.h"
 #include "tests/contract/format/folders_cases.h"
 #include "tests/contract/format/format_contract.h"
 #include "tests/testing/halves_format.h"
@@ -160,10 +161,12 @@ INSTANTIATE_TEST_SUITE_P(
                     FormatCase{"TorchLegacy", &FormatNamed("torch"), WriteTorchLegacy},
                     FormatCase{"TorchWithIndex", &FormatNamed("torch"), WriteTorchIndex},
                     FormatCase{"TorchFolder", &FormatNamed("torch"), WriteTorchFolder},
-                    FormatCase{"PerRank", &FormatNamed("per_rank"), WritePerRank},
-                    FormatCase{"DeepSpeed", &FormatNamed("deepspeed"), WriteDeepSpeed},
                     FormatCase{"Offload", &FormatNamed("offload"), WriteOffload},
                     FormatCase{"Gguf", &FormatNamed("gguf"), WriteGguf, {Dtype::kU8}},
+                    FormatCase{"Dcp", &FormatNamed("dcp"), WriteDcp},
+                    FormatCase{"DcpOfAccelerate", &FormatNamed("dcp"), WriteAccelerate},
+                    FormatCase{"PerRank", &FormatNamed("per_rank"), WritePerRank},
+                    FormatCase{"DeepSpeed", &FormatNamed("deepspeed"), WriteDeepSpeed},
                     FormatCase{"Halves", &kHalves, WriteHalves}),
     [](const auto& one) { return one.param.name; });
 

@@ -129,7 +129,8 @@ class AnyTransfer : public TransferContract {
 };
 
 // Three ranks with narrow columns each: uncast rows of 256 bytes, the same cast to wider
-// elements, a replica of another tensor cast to wider elements, and one cast to narrower ones.
+// elements, a replica of another tensor cast to wider elements, and one cast to narrower ones; and
+// all but the first again in the other byte order, with one that is not cast.
 class NarrowColumns : public TransferContract {
  protected:
   void SetUp() override {
@@ -145,6 +146,15 @@ class NarrowColumns : public TransferContract {
       world_->AddTensor(rank, 0, halves, Dtype::kBF16, Dtype::kF32, shape, columns);
       world_->AddTensor(rank, 0, halves, Dtype::kF16, Dtype::kF64, shape, {{}, {1, 4096, 3 * 256}});
       world_->AddTensor(rank, 0, floats, Dtype::kF32, Dtype::kBF16, shape, columns);
+    }
+    world_->big_endian = true;
+    world_->AddBytes(0, 1, 5);
+    const uint64_t turned = world_->AddBytes(0, 4096 * 3 * 256 * 4, 6);
+    for (size_t rank = 0; rank < 3; ++rank) {
+      const Box3 columns = {{0, 0, rank * 256}, {1, 4096, 256}};
+      world_->AddTensor(rank, 0, turned, Dtype::kF32, Dtype::kF64, shape, columns);
+      world_->AddTensor(rank, 0, turned, Dtype::kF32, Dtype::kBF16, shape, {{}, {1, 4096, 3 * 256}});
+      world_->AddTensor(rank, 0, turned, Dtype::kI32, Dtype::kI32, shape, columns);
     }
   }
 };

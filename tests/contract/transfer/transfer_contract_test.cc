@@ -10,6 +10,7 @@
 #include "server/transfer/frame_receiver.h"
 #include "server/transfer/source_files.h"
 #include "tests/testing/frame_sinks.h"
+#include "tests/testing/page_cache.h"
 #include "tests/testing/small_memory.h"
 #include "tests/testing/temp_folder.h"
 
@@ -149,22 +150,11 @@ class LongItems : public TransferContract {
     const UniqueFd fd(::open(world_->index.files[0].path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
     return fd.valid() && DirectReads::Create(1, 4096) != nullptr;
   }
-  // Bytes that are not yet on disk stay in the page cache.
-  void DropFromPageCache() const {
-    const UniqueFd fd(::open(world_->index.files[0].path.c_str(), O_RDONLY | O_CLOEXEC));
-    ASSERT_EQ(::fsync(fd.get()), 0);
-    ASSERT_EQ(::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED), 0);
-  }
-  bool IsCached() const {
-    SourceFiles files(world_->index, {}, IoMode::kBuffer);
-    WorkItem all;
-    all.end = world_->index.files[0].bytes;
-    return SourceFiles::Cached(**files.Acquire(0), all);
-  }
+  bool Drop() const { return DropFromPageCache(world_->index.files[0].path); }
 };
 
 TEST_P(LongItems, AreInTheirPlacesWithDigests) {
-  DropFromPageCache();
+  Drop();
   ASSERT_OK_AND_ASSIGN(const TransferResult result, Run());
   ExpectAllPlaced();
   ExpectDigests(result);
@@ -172,10 +162,7 @@ TEST_P(LongItems, AreInTheirPlacesWithDigests) {
 
 TEST_P(LongItems, AreReadPastThePageCacheWherePossible) {
   if (!MayBeReadDirectly()) GTEST_SKIP() << "no O_DIRECT, or no io_uring";
-  DropFromPageCache();
-  if (GetParam().io_mode == IoMode::kAuto && IsCached()) {
-    GTEST_SKIP() << "it stays in the page cache";
-  }
+  if (!Drop() && GetParam().io_mode == IoMode::kAuto) GTEST_SKIP() << "it stays in the page cache";
   ASSERT_OK(Run());
   const IoMode io_mode = GetParam().io_mode;
   const bool direct = io_mode == IoMode::kDirect || io_mode == IoMode::kAuto;

@@ -366,16 +366,25 @@ class Client:
         return self._call("GetTrainerKey", request, doing, Deadline(timeout)).key
 
     def inspect(
-        self, source: Path, timeout: float = _CALL_SECONDS, *, part: Optional[str] = None
+        self,
+        source: Path,
+        timeout: float = _CALL_SECONDS,
+        *,
+        part: Optional[str] = None,
+        values: bool = False,
     ) -> Source:
-        """Names, dtypes and shapes of a source, as the daemon reads its headers. part: see `load`."""
+        """Names, dtypes and shapes of a source, as the daemon reads its headers.
+
+        part: see `load`. values: whether what is no tensor is listed, too.
+        """
         deadline = Deadline(timeout)
         path = source_text(of_part(source, part))
         with self._passing.files(path, deadline):
-            return self._inspect(path, deadline)
+            return self._inspect(path, values, deadline)
 
-    def _inspect(self, path: str, deadline: Deadline) -> Source:
+    def _inspect(self, path: str, values: bool, deadline: Deadline) -> Source:
         request = _inspect_request(path)
+        request.values = values
         result = None
         while True:
             reply = self._call("InspectCheckpoint", request, f"inspecting {path}", deadline)
@@ -388,10 +397,15 @@ class Client:
                     dict(reply.index.metadata),
                     reply.source_identity,
                     remarks=list(reply.remarks),
+                    format=reply.index.format,
+                    value_count=reply.value_count,
+                    opaque_count=reply.opaque_count,
                 )
             elif reply.source_identity != result.identity:
                 raise source_changed(path, "between two pages of its tensors", "inspect it again")
             _types.add_page(result, reply.index.tensors)
+            result.values.update(reply.index.values)
+            result.opaque.update(reply.index.opaque)
             if not reply.next_page_token:
                 return result
             request.page_token = reply.next_page_token

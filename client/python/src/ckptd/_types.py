@@ -189,6 +189,14 @@ class Source:
     aliases: Dict[str, str] = field(default_factory=dict)  # name -> tensor it is
     # Sentences for people: files of a folder that were left out, and oddities of an index.
     remarks: List[str] = field(default_factory=list)
+    format: str = ""  # "safetensors"
+    # How many plain values there are, and objects of classes, which nobody builds.
+    value_count: int = 0
+    opaque_count: int = 0
+    # If they were asked for, by the path that leads to them ("optimizer.param_groups.0.lr"):
+    # values as JSON ("" for what is longer than 64 KiB), and objects as "module.Name".
+    values: Dict[str, str] = field(default_factory=dict)
+    opaque: Dict[str, str] = field(default_factory=dict)
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors or name in self.aliases

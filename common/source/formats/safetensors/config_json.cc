@@ -10,7 +10,7 @@
 #include "common/base/json.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/source/weight_map/index_json.h"
+#include "common/source/path_text.h"
 #include "common/source/text.h"
 
 namespace ckptd {

@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/wire/source_table.h"
 #include "tests/unit/client/cli/cli_fixture.h"
 #include "tests/unit/client/fake_daemon.h"
 
@@ -445,41 +444,6 @@ TEST_F(DaemonVerbs, InfoShowsTheGroupAndTheMemory) {
   EXPECT_THAT(outcome.out, HasSubstr("waiting for rank 1"));
   EXPECT_THAT(outcome.out, HasSubstr("0 B of 64.0 GB used"));
   EXPECT_THAT(outcome.out, HasSubstr("arena_bytes  8GiB"));
-}
-
-TEST_F(DaemonVerbs, InspectRemoteAsksTheDaemon) {
-  daemon_.answers.inspect.mutable_index()->set_source("/models/tiny");
-  daemon_.answers.inspect.set_tensor_count(7);
-  const auto output = Parsed<InspectOutput>(
-      Run({"inspect", "/models/tiny", "--remote", "--output", "json"}).out);
-  EXPECT_EQ(output.source(), "/models/tiny");
-  EXPECT_EQ(output.tensor_count(), 7u);
-}
-
-TEST_F(DaemonVerbs, InspectListsThePiecesOfATensorThatIsNotInOne) {
-  v1::SourceIndex& index = *daemon_.answers.inspect.mutable_index();
-  for (const char* path : {"/m/a", "file:///m/%FF"}) {
-    v1::SourceFile& file = *index.add_files();
-    file.set_path(path);
-    file.set_bytes(100);
-  }
-  CheckpointIndex wanted;
-  wanted.groups = {"", "optimizer"};
-  SourceTableWriter(wanted, *index.mutable_tensors())
-      .Add({"w", Dtype::kU8, EntryKind::kOptimizer, 1, {2, 3},
-            {{0, 8, 3, {{0, 0}, {1, 3}}}, {1, 0, 3, {{1, 0}, {1, 3}}, {3, 2}}}});
-  const Outcome outcome = Run({"inspect", "/m", "--remote", "--tensors", "--output", "json"});
-  ASSERT_EQ(outcome.code, kExitFine) << outcome.err;
-  const InspectOutput::Tensor tensor = Parsed<InspectOutput>(outcome.out).tensors(0);
-  EXPECT_EQ(tensor.kind(), "optimizer");
-  EXPECT_EQ(tensor.group(), "optimizer");
-  EXPECT_EQ(tensor.file(), "/m/a");
-  EXPECT_EQ(tensor.bytes(), 6u);
-  ASSERT_EQ(tensor.pieces_size(), 2);
-  EXPECT_THAT(tensor.pieces(0).strides(), ::testing::ElementsAre(3, 1));
-  EXPECT_EQ(tensor.pieces(1).file(), "file:///m/%FF");
-  EXPECT_THAT(tensor.pieces(1).begin(), ::testing::ElementsAre(1, 0));
-  EXPECT_THAT(tensor.pieces(1).strides(), ::testing::ElementsAre(3, 2));
 }
 
 TEST_F(DaemonVerbs, PlanRemoteAsksTheDaemon) {

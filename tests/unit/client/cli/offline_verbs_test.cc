@@ -4,6 +4,8 @@
 
 #include <fstream>
 
+#include "tests/testing/safetensors_writer.h"
+#include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/unit/client/cli/cli_fixture.h"
 
@@ -55,6 +57,41 @@ TEST_F(OfflineVerbs, InspectGivesExactJson) {
   EXPECT_EQ(full.tensors(0).file(), model_);
   EXPECT_THAT(full.tensors(0).shape(), ::testing::ElementsAre(8, 3));
   EXPECT_TRUE(full.tensors(0).pieces().empty());
+}
+
+TEST_F(OfflineVerbs, InspectShowsTheTreeThatNamesSpell) {
+  std::vector<TensorToWrite> tensors = {{"head", Dtype::kF32, {2}}, {"a..b", Dtype::kU8, {1}}};
+  for (int i = 0; i < 12; ++i) {
+    const std::string layer = "model.layers." + std::to_string(i);
+    tensors.push_back({layer + ".mlp.weight", Dtype::kBF16, {2, i < 11 ? 3u : 4u}});
+    tensors.push_back({layer + ".norm.bias", Dtype::kF32, {3}});
+  }
+  const std::vector<std::byte> zeros(100);
+  std::vector<std::span<const std::byte>> data;
+  for (const TensorToWrite& tensor : tensors) {
+    data.push_back(std::span(zeros).first(ElementCount(tensor.shape) * BitsOf(tensor.dtype) / 8));
+  }
+  const std::string path = dir_ / "tree.safetensors";
+  ASSERT_OK(WriteSafetensors(path, tensors, {}, data));
+  EXPECT_EQ(run_({"inspect", path, "--tree"}).out,
+            "NAME            TENSORS   SIZE  DTYPE  SHAPE\n"
+            "a..b                  1    1 B  U8     [1]\n"
+            "head                  1    8 B  F32    [2]\n"
+            "model.layers         24  292 B\n"
+            "  0 to 10            22  264 B\n"
+            "    mlp.weight        1   12 B  BF16   [2, 3]\n"
+            "    norm.bias         1   12 B  F32    [3]\n"
+            "  11                  2   28 B\n"
+            "    mlp.weight        1   16 B  BF16   [2, 4]\n"
+            "    norm.bias         1   12 B  F32    [3]\n");
+}
+
+TEST_F(OfflineVerbs, InspectTakesNamesOfManyDots) {
+  const std::string path = dir_ / "dots.safetensors";
+  const std::vector<TensorToWrite> tensors = {{std::string(100'000, '.'), Dtype::kU8, {0}}};
+  const std::vector<std::span<const std::byte>> data(1);
+  ASSERT_OK(WriteSafetensors(path, tensors, {}, data));
+  EXPECT_THAT(run_({"inspect", path, "--tree"}).out, HasSubstr("[0]"));
 }
 
 TEST_F(OfflineVerbs, InspectWritesPathsThatAreNotUtf8AsUris) {

@@ -10,9 +10,11 @@
 #include <memory>
 #include <numeric>
 
+#include "common/base/byte_swap.h"
 #include "common/base/reasons.h"
 #include "common/plan/group_plan.h"
 #include "common/plan/plan.h"
+#include "common/plan/plan_match.h"
 #include "tests/testing/fake_source.h"
 #include "tests/testing/pieces_source.h"
 #include "tests/testing/random_source.h"
@@ -27,7 +29,7 @@ void CarryOut(const CopyOp& op, const Files& files, uint64_t from, uint64_t to, 
               std::vector<std::byte>& slab) {
   if (dim == op.dims) {
     ASSERT_LE(from + op.run_bytes, files[op.file].size());
-    std::memcpy(slab.data() + to, files[op.file].data() + from, op.run_bytes);
+    SwapBytes(op.swap, files[op.file].data() + from, slab.data() + to, op.run_bytes);
     return;
   }
   for (uint64_t i = 0; i < op.count[dim]; ++i) {
@@ -151,6 +153,31 @@ TEST(StridedPiece, InRowMajorOrderIsPlannedAsOneWithoutStrides) {
   EXPECT_EQ(spelled.digest, plain.digest);
   ASSERT_EQ(spelled.ops.size(), 1u);
   EXPECT_EQ(spelled.ops[0].dims, 0u);
+}
+
+TEST(BigEndianPiece, IsAnotherPlan) {
+  CheckpointIndex index = Strided({});
+  ASSERT_OK_AND_ASSIGN(const RankPlan little, PlanOf(index));
+  index.tensors[0].big_endian = true;
+  ASSERT_OK_AND_ASSIGN(const RankPlan big, PlanOf(index));
+  EXPECT_NE(big.digest, little.digest);
+  EXPECT_EQ(little.ops[0].swap, 1u);
+  EXPECT_EQ(big.ops[0].swap, 4u);
+  EXPECT_NE(MatchPlans(little, big).differs, "");
+  index.tensors[0].dtype = Dtype::kC64;
+  index.tensors[0].pieces[0].bytes *= 2;
+  ASSERT_OK_AND_ASSIGN(const RankPlan complex, PlanOf(index));
+  EXPECT_EQ(complex.ops[0].swap, 4u) << "each of the two numbers is turned round by itself";
+}
+
+TEST(BigEndianPiece, OfSingleBytesIsThePlanThatItAlwaysWas) {
+  CheckpointIndex index = Strided({});
+  index.tensors[0].dtype = Dtype::kU8;
+  index.tensors[0].pieces[0].bytes = 6;
+  ASSERT_OK_AND_ASSIGN(const RankPlan little, PlanOf(index));
+  index.tensors[0].big_endian = true;
+  ASSERT_OK_AND_ASSIGN(const RankPlan big, PlanOf(index));
+  EXPECT_EQ(big.digest, little.digest);
 }
 
 TEST(StridedPiece, ThatIsTransposedIsOneCopyInTheOrderOfTheFile) {

@@ -337,7 +337,6 @@ INSTANTIATE_TEST_SUITE_P(
     Formats, FolderOfAnotherFormat,
     ::testing::Values(OtherFormat{{"pytorch_model.bin"}, "pytorch_model.bin", "save_pretrained"},
                       OtherFormat{{"b.pt", "a.pth"}, "2 files such as a.pth", "save_pretrained"},
-                      OtherFormat{{".metadata", "__0_0.distcp"}, ".metadata", "dcp_to_torch_save"},
                       OtherFormat{{"m.gguf"}, "m.gguf", "GGUF is not read"}));
 
 class ForeignName : public ::testing::TestWithParam<std::string> {};

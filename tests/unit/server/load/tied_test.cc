@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/byte_swap.h"
 #include "common/base/reasons.h"
 #include "common/source/open.h"
 #include "tests/testing/safetensors_writer.h"
@@ -73,6 +74,21 @@ TEST_F(TiedTest, OnesThatDifferAnywhereAreRefusedByName) {
                 AllOf(HasSubstr("'a' and 'c' are to share memory, and have different values"),
                       HasSubstr("pass tied='first' to take that of 'a'")));
   }
+}
+
+TEST_F(TiedTest, ValuesCountInEitherByteOrder) {
+  std::vector<std::byte> words(kBytes - 1);
+  for (size_t i = 0; i < words.size(); ++i) words[i] = static_cast<std::byte>(i % 251);
+  std::vector<std::byte> turned(words.size());
+  SwapBytes(4, words.data(), turned.data(), words.size());
+  const Shape shape = {(kBytes - 1) / 4};
+  const std::vector<TensorToWrite> tensors = {{"a", Dtype::kF32, shape}, {"b", Dtype::kF32, shape}};
+  const std::vector<std::span<const std::byte>> data = {words, turned};
+  ASSERT_OK(WriteSafetensors(folder_ / "m.safetensors", tensors, {}, data));
+  CheckpointIndex index = OpenCheckpoint(folder_ / "m.safetensors").value();
+  EXPECT_FALSE(Check(index, "a", {"b"}).ok());
+  index.tensors[1].big_endian = true;
+  EXPECT_OK(Check(index, "a", {"b"}));
 }
 
 TEST_F(TiedTest, ANameThatTheSourceLacksIsNothingToCompare) {

@@ -1,9 +1,7 @@
 #include "server/transfer/block_reader.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -14,6 +12,7 @@
 
 #include "common/base/reasons.h"
 #include "server/transfer/sigbus_guard.h"
+#include "tests/testing/page_cache.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/testing/transfer_world.h"
@@ -126,13 +125,7 @@ TEST(CachedBytes, AreReadAsWasFoundAheadWhateverHappenedSince) {
   SourceFiles files(index, items, IoMode::kAuto);
   BlockReader reader(files, 2);
   for (const WorkItem& item : items) ASSERT_FALSE(reader.Prefetch(item));
-  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<OpenSource> source, files.Acquire(0));
-  const int fd = source->object->fd();
-  ASSERT_EQ(::fsync(fd), 0);
-  ASSERT_EQ(::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
-  for (const WorkItem& item : items) {
-    if (SourceFiles::Cached(*source, item)) GTEST_SKIP() << path << " stays in the page cache";
-  }
+  if (!DropFromPageCache(path)) GTEST_SKIP() << path << " stays in the page cache";
   for (const WorkItem& item : items) {
     ASSERT_OK(reader.Begin(item));
     EXPECT_EQ(reader.io_mode(), IoMode::kMap) << item.begin;  // a second look would find it gone

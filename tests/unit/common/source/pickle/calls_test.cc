@@ -60,7 +60,7 @@ TEST(PickleCalls, RecordsKeepWhatIsPutIntoThem) {
             "a.C()[1, 2, 3]");
   EXPECT_EQ(ShowPickle(object + "(K\x01\x90."), "a.C()[1]");
   EXPECT_EQ(ShowPickle(object + "K\x01K\x02s(K\x03K\x04u."), "a.C(){1: 2, 3: 4}");
-  EXPECT_EQ(ShowPickle(object + "K\x01K\x02"
+  EXPECT_EQ(ShowPickle(object + "K\x02"
                                 "b."),
             "a.C().2");
   EXPECT_EQ(ShowPickle(object + "}K\x01K\x02sb."), "a.C().{1: 2}");
@@ -97,6 +97,7 @@ TEST(PickleCalls, OfPureConstructorsAreValues) {
   EXPECT_EQ(ShowCall("torch", "Size", "(K\x01l"), "(1)");
   EXPECT_EQ(ShowCall("__builtin__", "complex", "F1.5\nK\x02"), "(1.5+2j)");
   EXPECT_EQ(ShowCall("__builtin__", "bytearray", ""), "b''");
+  EXPECT_EQ(ShowCall("__builtin__", "bytes", ""), "b''");
   EXPECT_EQ(ShowCall("__builtin__", "bytearray", "Vab\nVlatin-1\n"), "b'ab'");
   EXPECT_EQ(ShowCall("__builtin__", "bytearray", "B\x01\x00\x00\x00z"sv), "b'z'");
   EXPECT_EQ(ShowCall("_codecs", "encode", "V\\u00ff\\u0000\nVlatin1\n"), "b'\\xff\\x00'");

@@ -22,7 +22,7 @@ struct OpcodeCase {
 
 void ExpectShown(const std::vector<OpcodeCase>& cases) {
   for (const OpcodeCase& one : cases) {
-    EXPECT_EQ(ShowPickle(one.pickle), one.shown) << absl::CHexEscape(one.pickle);
+    EXPECT_EQ(ShowPickle(one.pickle), one.shown) << absl::CHexEscape(std::string(one.pickle));
   }
 }
 

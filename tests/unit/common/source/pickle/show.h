@@ -58,7 +58,7 @@ inline std::string ShowContent(const Value& value, int depth) {
     case Kind::kFloat: return fmt::format("{}", value.real());
     case Kind::kComplex: return fmt::format("({}+{}j)", value.real(), value.imaginary());
     case Kind::kText: return fmt::format("'{}'", value.text());
-    case Kind::kBytes: return fmt::format("b'{}'", absl::CHexEscape(value.text()));
+    case Kind::kBytes: return fmt::format("b'{}'", absl::CHexEscape(std::string(value.text())));
     case Kind::kList: return "[" + ShowAll(value.items(), depth) + "]";
     case Kind::kTuple: return "(" + ShowAll(value.items(), depth) + ")";
     case Kind::kSet: return "set(" + ShowAll(value.items(), depth) + ")";

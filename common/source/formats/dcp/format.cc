@@ -1,0 +1,96 @@
+#include "common/source/formats/dcp/format.h"
+
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "common/base/digest.h"
+#include "common/base/status.h"
+#include "common/source/formats/dcp/beside.h"
+#include "common/source/formats/dcp/builder.h"
+#include "common/source/formats/dcp/metadata.h"
+#include "common/source/formats/dcp/part.h"
+#include "common/source/formats/dcp/place.h"
+#include "common/source/pickle/pickle.h"
+
+namespace ckptd {
+namespace {
+
+// A .metadata, the file that it was, and what of it is meant.
+struct Found {
+  dcp::Place place;
+  SourceFile file;
+  dcp::Metadata metadata;
+  dcp::Part part;
+};
+
+// An error about .metadata, or about what it says.
+absl::Status InContext(const absl::Status& status, const std::string& path) {
+  if (status.ok() || FactsOf(status).contains("file")) return status;
+  return WithFact(WithContext(status, "reading " + path), "file", path);
+}
+
+absl::StatusOr<dcp::Metadata> ReadMetadata(const Storage& storage, const std::string& path,
+                                           SourceFile& file) {
+  const pickle::Limits limits;
+  CKPTD_ASSIGN_OR_RETURN(TextObject read, ReadText(storage, path, limits.pickle_bytes));
+  file = std::move(read.identity);
+  CKPTD_ASSIGN_OR_RETURN(pickle::Parsed parsed,
+                         pickle::Parse(std::as_bytes(std::span(read.text)), limits));
+  return dcp::Metadata::Make(std::move(parsed.document));
+}
+
+absl::StatusOr<Found> Find(const Storage& storage, const Listing& listing) {
+  CKPTD_ASSIGN_OR_RETURN(dcp::Place place, dcp::FindPlace(storage, listing));
+  const std::string path = place.folder.source + "/" + dcp::kMetadata;
+  SourceFile file;
+  absl::StatusOr<dcp::Metadata> metadata = ReadMetadata(storage, path, file);
+  if (!metadata.ok()) return InContext(metadata.status(), path);
+  absl::StatusOr<dcp::Part> part = dcp::ChoosePart(place.folder, metadata->stored());
+  if (!part.ok()) return InContext(part.status(), path);
+  return Found{std::move(place), std::move(file), *std::move(metadata), *std::move(part)};
+}
+
+}  // namespace
+
+bool DcpFormat::Recognise(const Storage& storage, const Listing& listing) const {
+  return dcp::IsDcp(storage, listing);
+}
+
+absl::Status DcpFormat::Check(const Storage& storage, const Listing& listing) const {
+  CKPTD_ASSIGN_OR_RETURN(const Found found, Find(storage, listing));
+  dcp::Builder builder(storage, found.place.folder, found.metadata);
+  return InContext(builder.Add(found.part), found.file.path);
+}
+
+absl::StatusOr<OpenedCheckpoint> DcpFormat::ReadIndex(const Storage& storage,
+                                                      const Listing& listing) const {
+  CKPTD_ASSIGN_OR_RETURN(Found found, Find(storage, listing));
+  dcp::Builder builder(storage, found.place.folder, found.metadata);
+  if (const absl::Status added = builder.Add(found.part); !added.ok()) {
+    return InContext(added, found.file.path);
+  }
+  absl::StatusOr<CheckpointIndex> index = builder.Build();
+  if (!index.ok()) return InContext(index.status(), found.file.path);
+  OpenedCheckpoint out;
+  out.index = *std::move(index);
+  out.index.format = name();
+  if (!found.metadata.version().empty()) {
+    out.index.metadata.emplace("dcp_version", found.metadata.version());
+  }
+  if (!found.place.remark.empty()) out.remarks.push_back(std::move(found.place.remark));
+  if (!found.part.remark.empty()) out.remarks.push_back(std::move(found.part.remark));
+  CKPTD_RETURN_IF_ERROR(dcp::AddFilesBeside(storage, found.place.folder, out));
+  out.index.files.push_back(std::move(found.file));
+  CKPTD_RETURN_IF_ERROR(FinishTensors(out.index));
+  return out;
+}
+
+absl::StatusOr<bool> DcpFormat::StillMeans(const Storage& storage, const Listing& listing,
+                                           const std::vector<SourceFile>& files) const {
+  CKPTD_ASSIGN_OR_RETURN(const dcp::Place place, dcp::FindPlace(storage, listing));
+  return !files.empty() && files.back().path == place.folder.source + "/" + dcp::kMetadata;
+}
+
+}  // namespace ckptd
