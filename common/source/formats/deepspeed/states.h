@@ -45,7 +45,7 @@ absl::StatusOr<ModelStates> ReadModelStates(const Storage& storage, const std::s
 struct GroupOfRank {
   torch::Tensor part;   // 32-bit elements, of one dimension without gaps
   Fragments fragments;  // empty: not stated
-  std::map<std::string, torch::Tensor> state;  // "exp_avg" ...
+  std::map<std::string, torch::Tensor> state;  // "exp_avg" ..., where it was asked for
 };
 
 // *_optim_states.pt of one rank.
@@ -59,9 +59,11 @@ struct OptimizerStates {
   torch::Flattened optimizer;  // its values alone, where they were asked for
 };
 
+enum class Wanted { kWeights, kState, kStateAndValues };
+
 // Errors as of ReadModelStates; Unimplemented SOURCE_UNSUPPORTED for parts that no tensor can lie in.
 absl::StatusOr<OptimizerStates> ReadOptimizerStates(const Storage& storage,
-                                                    const std::string& path, bool with_values);
+                                                    const std::string& path, Wanted wanted);
 
 }  // namespace ckptd::deepspeed
 

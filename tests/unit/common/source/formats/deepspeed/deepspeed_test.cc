@@ -164,6 +164,20 @@ TEST_F(DeepSpeed, FindsTiedParametersByTheirBytes) {
   EXPECT_THAT(index_.aliases, ElementsAre(Pair("first", "second")));
 }
 
+TEST_F(DeepSpeed, TiesNothingToAParameterOfAnotherShape) {
+  RankFile model;
+  Pairs module;
+  module.emplace_back(Text("a"), model.Tensor({2}, "1122", "BFloat16", 2));
+  module.emplace_back(Text("b"), model.Tensor({1}, "33", "BFloat16", 2));
+  model.Add("module", OrderedDict(module));
+  model.Add("param_shapes", Shapes({{"a", {2}}}));
+  model.Add("shared_params", Dict({{Text("b"), Text("a")}}));
+  WriteModel(model);
+  WritePart(0, 1, 1, {1, 2});
+  ASSERT_OK(Read());
+  EXPECT_EQ(BytesOf("b"), "33");
+}
+
 TEST_F(DeepSpeed, HeedsWhereRanksSayThatTheirFragmentsLie) {
   WriteModel(SmallModel());
   const auto fragment = [](int64_t begin, int64_t elements) {
