@@ -113,16 +113,14 @@ uint32_t Assembler::NumberOf(const SourceFile& file) const {
 absl::Status Assembler::PlanGroup(size_t group) {
   const std::vector<Parameter>& parameters = model().groups[group];
   std::vector<uint64_t> parts;
-  std::vector<Fragments> fragments;
   for (const OptimizerStates& rank : states_.optimizers) {
     parts.push_back(ElementCount(rank.groups[group].part.shape));
-    fragments.push_back(rank.groups[group].fragments);
   }
-  const bool stated = std::any_of(fragments.begin(), fragments.end(),
-                                  [](const Fragments& rank) { return !rank.empty(); });
-  CKPTD_ASSIGN_OR_RETURN(std::vector<Runs> runs, stated
-                                                     ? RunsByFragments(parameters, parts, fragments)
-                                                     : RunsOfGroup(parameters, parts));
+  const auto& paddings = states_.optimizers.front().paddings;
+  CKPTD_ASSIGN_OR_RETURN(
+      std::vector<Runs> runs,
+      RunsOfGroup(parameters, parts,
+                  group < paddings.size() ? paddings[group] : std::vector<uint64_t>()));
   for (size_t i = 0; i < parameters.size(); ++i) {
     plan_.push_back({&parameters[i], std::move(runs[i]), group});
   }

@@ -189,22 +189,6 @@ absl::Status ReadStates(const torch::File& file, const Value& base,
   return absl::OkStatus();
 }
 
-absl::Status ReadFragments(const Value* mappings, std::vector<GroupOfRank>& groups) {
-  if (mappings == nullptr) return absl::OkStatus();
-  for (size_t i = 0; i < std::min(groups.size(), mappings->items().size()); ++i) {
-    CKPTD_RETURN_IF_ERROR(
-        ForEach(mappings->items()[i], [&](std::string name, const Value& address) {
-          const auto begin = NumberOf(address.Attribute("start"));
-          const auto elements = NumberOf(address.Attribute("numel"));
-          if (begin.has_value() && elements.has_value()) {
-            groups[i].fragments.emplace(std::move(name), Fragment{*begin, *elements});
-          }
-          return absl::OkStatus();
-        }));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status ReadGroups(const torch::File& file, const Value& state, OptimizerStates& out) {
   const std::string_view key =
       out.stage == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups";
@@ -213,8 +197,10 @@ absl::Status ReadGroups(const torch::File& file, const Value& state, OptimizerSt
   for (const Value* part : parts->items()) {
     CKPTD_ASSIGN_OR_RETURN(out.groups.emplace_back().part, FlatAt(file, *part, std::string(key)));
   }
-  return out.stage == 3 ? absl::OkStatus()
-                        : ReadFragments(state.Get("param_slice_mappings"), out.groups);
+  const Value* const paddings = state.Get("param_alignment_paddings");
+  if (paddings == nullptr || out.stage == 3) return absl::OkStatus();
+  for (const Value* group : paddings->items()) out.paddings.push_back(NumbersOf(group));
+  return absl::OkStatus();
 }
 
 }  // namespace

@@ -44,7 +44,6 @@ absl::StatusOr<ModelStates> ReadModelStates(const Storage& storage, const std::s
 // What a rank has of one group of the optimizer.
 struct GroupOfRank {
   torch::Tensor part;   // 32-bit elements, of one dimension without gaps
-  Fragments fragments;  // empty: not stated
   std::map<std::string, torch::Tensor> state;  // "exp_avg" ..., where it was asked for
 };
 
@@ -56,6 +55,8 @@ struct OptimizerStates {
   uint64_t ranks = 0;         // among which the groups are partitioned
   bool has_experts = false;   // groups are partitioned among different numbers of ranks
   std::vector<GroupOfRank> groups;
+  // Elements behind each parameter of each group; empty: none has any (before DeepSpeed 0.19).
+  std::vector<std::vector<uint64_t>> paddings;
   torch::Flattened optimizer;  // its values alone, where they were asked for
 };
 
