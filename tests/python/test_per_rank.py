@@ -1,6 +1,8 @@
 """Files of ranks that torch itself wrote, put together by hash_tool and compared with the whole tensors."""
 
+import hashlib
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -13,6 +15,7 @@ from per_rank_cases import CASES  # noqa: E402
 from worker_group import run_group  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "tests/fixtures"
 WORLD = 4
 PATIENCE = 120
 
@@ -54,3 +57,33 @@ def test_what_the_ranks_saved_is_the_whole_again(case, saved):
         dtype, shape, data = found[name]
         assert (dtype, shape) == (dtypes[tensor.dtype], list(tensor.shape)), name
         assert data == bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist()), name
+
+
+def hashes(case):
+    """Of the model's tensors in a fixture: name -> (SHA-256, bytes)."""
+    whole = json.loads((FIXTURES / case / "expected.json").read_text())["tensors"]
+    return {name.removeprefix("model."): (one["sha256"], 4 * math.prod(one["shape"]))
+            for name, one in whole.items() if name.startswith("model.")}
+
+
+def test_runs_of_flat_parameters_are_joined_under_their_own_names():
+    found = opened(FIXTURES / "accelerate_fsdp1_local_orig")
+    for name, (digest, size) in hashes("accelerate_fsdp1_local_orig").items():
+        dtype, shape, data = found[name]
+        assert (dtype, shape, hashlib.sha256(data).hexdigest()) == ("F32", [size // 4], digest), name
+
+
+def test_flat_parameters_have_their_members_one_behind_the_other():
+    found = opened(FIXTURES / "accelerate_fsdp1_local_flat")
+    wanted = hashes("accelerate_fsdp1_local_flat")
+    for flat in (name for name in found if name.endswith("_flat_param")):
+        prefix = flat.removesuffix("_flat_param")
+        members = [name for name in wanted if name.startswith(prefix) and name != "scale"]
+        if not prefix:
+            members = [name for name in members if not name.startswith("layers.")]
+        data = found[flat][2]
+        for name in members:
+            digest, size = wanted[name]
+            assert hashlib.sha256(data[:size]).hexdigest() == digest, (flat, name)
+            data = data[size:]
+        assert not data

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <optional>
 #include <span>
+#include <unordered_map>
 #include <utility>
 
 #include "common/base/reasons.h"
@@ -75,6 +76,7 @@ class Assembler {
 
   bool Has(const std::string& name) const { return names_.contains(name); }
   absl::Status Add(TensorEntry entry);
+  bool IsShared(const torch::NamedTensor& tensor) const;
   absl::Status AddOfModule(const torch::NamedTensor& tensor);
   absl::Status AddFrozenParts(const Parameter& parameter);
   absl::Status AddStatesWithoutZero();
@@ -85,7 +87,7 @@ class Assembler {
 
   const States& states_;
   OpenedCheckpoint out_;
-  std::set<std::string> names_;  // of tensors
+  std::unordered_map<std::string, size_t> names_;  // of tensors, by name
   size_t pieces_ = 0;
   std::vector<PlannedParameter> plan_;
   std::vector<size_t> ends_;  // of each planned group in plan_
@@ -111,16 +113,14 @@ uint32_t Assembler::NumberOf(const SourceFile& file) const {
 absl::Status Assembler::PlanGroup(size_t group) {
   const std::vector<Parameter>& parameters = model().groups[group];
   std::vector<uint64_t> parts;
-  std::vector<Fragments> fragments;
   for (const OptimizerStates& rank : states_.optimizers) {
     parts.push_back(ElementCount(rank.groups[group].part.shape));
-    fragments.push_back(rank.groups[group].fragments);
   }
-  const bool stated = std::any_of(fragments.begin(), fragments.end(),
-                                  [](const Fragments& rank) { return !rank.empty(); });
-  CKPTD_ASSIGN_OR_RETURN(std::vector<Runs> runs, stated
-                                                     ? RunsByFragments(parameters, parts, fragments)
-                                                     : RunsOfGroup(parameters, parts));
+  const auto& paddings = states_.optimizers.front().paddings;
+  CKPTD_ASSIGN_OR_RETURN(
+      std::vector<Runs> runs,
+      RunsOfGroup(parameters, parts,
+                  group < paddings.size() ? paddings[group] : std::vector<uint64_t>()));
   for (size_t i = 0; i < parameters.size(); ++i) {
     plan_.push_back({&parameters[i], std::move(runs[i]), group});
   }
@@ -207,7 +207,7 @@ absl::Status Assembler::Add(TensorEntry entry) {
                                  path, kMaxSourcePieces),
                      {{"file", path}});
   }
-  if (!names_.insert(entry.name).second) {
+  if (!names_.emplace(entry.name, out_.index.tensors.size()).second) {
     return Invalid(path, fmt::format("there are two tensors {}", Quoted(entry.name)));
   }
   out_.index.tensors.push_back(std::move(entry));
@@ -248,12 +248,20 @@ absl::Status Assembler::AddOfModule(const torch::NamedTensor& tensor) {
   return Add(std::move(entry));
 }
 
+// Whether it is a tied parameter that is there by another name. Files have named others so, too.
+bool Assembler::IsShared(const torch::NamedTensor& tensor) const {
+  const auto shared = model().shared.find(tensor.name);
+  const auto same = shared == model().shared.end() ? names_.end() : names_.find(shared->second);
+  return same != names_.end() &&
+         (is_stage3() || out_.index.tensors[same->second].shape == tensor.tensor.shape);
+}
+
 absl::Status Assembler::AddModule() {
   const torch::Flattened& module = model().module;
   std::map<std::string, Names> others;  // by the first of several names of one tensor
   for (const auto& [name, first] : module.aliases) others[first].push_back(name);
   for (const torch::NamedTensor& tensor : module.tensors) {
-    if (Has(tensor.name) || model().shared.contains(tensor.name)) continue;
+    if (Has(tensor.name) || IsShared(tensor)) continue;
     // A tied parameter that the optimizer knows by another name.
     const Names& same = others[tensor.name];
     const auto known = std::find_if(same.begin(), same.end(),

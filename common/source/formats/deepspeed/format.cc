@@ -136,13 +136,15 @@ void KeepParts(deepspeed::ModelStates& model) {
 }
 
 // The states of the optimizers of all ranks.
-absl::Status ReadOptimizers(const Storage& storage, const Located& located, bool with_values,
+absl::Status ReadOptimizers(const Storage& storage, const Located& located, bool with_state,
                             States& out) {
+  using deepspeed::Wanted;
   const deepspeed::RankFiles& files = located.files.optimizers;
   if (files.empty()) return CheckComplete(located, std::max<uint64_t>(out.models[0].ranks, 1));
-  CKPTD_ASSIGN_OR_RETURN(auto first, deepspeed::ReadOptimizerStates(
-                                         storage, PathOf(located, files.begin()->second),
-                                         with_values));
+  CKPTD_ASSIGN_OR_RETURN(auto first,
+                         deepspeed::ReadOptimizerStates(
+                             storage, PathOf(located, files.begin()->second),
+                             with_state ? Wanted::kStateAndValues : Wanted::kWeights));
   if (first.has_experts) {
     return Refused(located.folder, "its experts are partitioned among fewer ranks than the rest",
                    "save the whole model from DeepSpeed (save_16bit_model)");
@@ -153,7 +155,9 @@ absl::Status ReadOptimizers(const Storage& storage, const Located& located, bool
   out.optimizers.push_back(std::move(first));
   for (uint32_t rank = 1; rank < ranks; ++rank) {
     const std::string path = PathOf(located, files.at(rank));
-    CKPTD_ASSIGN_OR_RETURN(auto next, deepspeed::ReadOptimizerStates(storage, path, false));
+    CKPTD_ASSIGN_OR_RETURN(auto next, deepspeed::ReadOptimizerStates(
+                                          storage, path,
+                                          with_state ? Wanted::kState : Wanted::kWeights));
     if (next.stage != out.stage || (next.ranks > 0 && next.ranks != ranks)) {
       return MakeError(absl::StatusCode::kDataLoss, reason::kSourceInvalid,
                        fmt::format("reading {}: it is of stage {} with {} ranks, rank 0's file of "

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <string_view>
-#include <unordered_map>
 
 #include "common/base/checked_math.h"
 #include "common/base/reasons.h"
@@ -29,73 +27,69 @@ bool IsPaddingBetween(uint64_t used, uint64_t available, uint64_t ranks) {
   return available >= used && CeilDivide(used, 2 * ranks) == CeilDivide(available, 2 * ranks);
 }
 
+// Takes elements of ranks' parts, one behind the other.
+class Taker {
+ public:
+  explicit Taker(const std::vector<uint64_t>& parts) : parts_(parts) {}
+
+  uint64_t taken() const { return taken_; }
+
+  // Adds where the next elements are to `runs`, if there is one. Returns how many are lacking.
+  uint64_t Take(uint64_t elements, Runs* runs) {
+    while (elements > 0) {
+      while (rank_ < parts_.size() && at_ == parts_[rank_]) {
+        ++rank_;
+        at_ = 0;
+      }
+      if (rank_ == parts_.size()) break;
+      const uint64_t some = std::min(elements, parts_[rank_] - at_);
+      if (runs != nullptr) runs->push_back({rank_, at_, some});
+      at_ += some;
+      taken_ += some;
+      elements -= some;
+    }
+    return elements;
+  }
+
+ private:
+  const std::vector<uint64_t>& parts_;
+  uint32_t rank_ = 0;
+  uint64_t at_ = 0;  // in the rank's part
+  uint64_t taken_ = 0;
+};
+
 }  // namespace
 
 absl::StatusOr<std::vector<Runs>> RunsOfGroup(const std::vector<Parameter>& parameters,
-                                              const std::vector<uint64_t>& parts) {
+                                              const std::vector<uint64_t>& parts,
+                                              const std::vector<uint64_t>& paddings) {
+  if (!paddings.empty() && paddings.size() != parameters.size()) {
+    return Invalid(fmt::format("a group has {} parameters, and paddings of {}", parameters.size(),
+                               paddings.size()));
+  }
   std::vector<Runs> out;
-  uint32_t rank = 0;
-  uint64_t at = 0;  // in the rank's part
-  uint64_t used = 0;
-  for (const Parameter& parameter : parameters) {
-    Runs& runs = out.emplace_back();
+  Taker taker(parts);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& parameter = parameters[i];
     const uint64_t elements = ElementCount(parameter.shape);
-    for (uint64_t left = elements; left > 0;) {
-      while (rank < parts.size() && at == parts[rank]) {
-        ++rank;
-        at = 0;
-      }
-      if (rank == parts.size()) {
-        return Invalid(fmt::format("the ranks' parts end before the last {} of {} elements of {}",
-                                   left, elements, Quoted(parameter.name)),
-                       parameter.name);
-      }
-      const uint64_t taken = std::min(left, parts[rank] - at);
-      runs.push_back({rank, at, taken});
-      at += taken;
-      left -= taken;
+    const uint64_t left = taker.Take(elements, &out.emplace_back());
+    if (left > 0) {
+      return Invalid(fmt::format("the ranks' parts end before the last {} of {} elements of {}",
+                                 left, elements, Quoted(parameter.name)),
+                     parameter.name);
     }
-    used += elements;  // no more than `parts` have
+    if (paddings.empty()) continue;
+    if (taker.Take(paddings[i], nullptr) > 0) {
+      return Invalid(fmt::format("the ranks' parts end in the padding behind {}",
+                                 Quoted(parameter.name)),
+                     parameter.name);
+    }
   }
   uint64_t available = 0;
   for (const uint64_t part : parts) available = CheckedAdd(available, part).value_or(~uint64_t{0});
-  if (IsPaddingBetween(used, available, parts.size())) return out;
-  return Invalid(fmt::format("parameters have {} elements, and the ranks' parts have {}", used,
-                             available));
-}
-
-absl::StatusOr<std::vector<Runs>> RunsByFragments(const std::vector<Parameter>& parameters,
-                                                  const std::vector<uint64_t>& parts,
-                                                  const std::vector<Fragments>& ranks) {
-  std::vector<Runs> out(parameters.size());
-  std::vector<uint64_t> left;
-  std::unordered_map<std::string_view, size_t> numbers;
-  for (const Parameter& parameter : parameters) {
-    numbers.emplace(parameter.name, left.size());
-    left.push_back(ElementCount(parameter.shape));
-  }
-  for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
-    for (const auto& [name, fragment] : ranks[rank]) {
-      const auto found = numbers.find(name);
-      const auto& [begin, elements] = fragment;
-      if (found == numbers.end() || elements == 0) continue;
-      if (begin > parts[rank] || elements > parts[rank] - begin || elements > left[found->second]) {
-        return Invalid(fmt::format("rank {} says that {} elements of {} begin at {}, which cannot "
-                                   "be",
-                                   rank, elements, Quoted(name), begin),
-                       name);
-      }
-      out[found->second].push_back({rank, begin, elements});
-      left[found->second] -= elements;
-    }
-  }
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    if (left[i] == 0) continue;
-    return Invalid(fmt::format("no rank says that it has the last {} of {} elements of {}", left[i],
-                               ElementCount(parameters[i].shape), Quoted(parameters[i].name)),
-                   parameters[i].name);
-  }
-  return out;
+  if (IsPaddingBetween(taker.taken(), available, parts.size())) return out;
+  return Invalid(fmt::format("parameters have {} elements, and the ranks' parts have {}",
+                             taker.taken(), available));
 }
 
 absl::StatusOr<std::vector<Runs>> RunsOfStage3(const std::vector<Parameter>& parameters,

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -31,26 +30,16 @@ struct PartRun {
 // The runs of one parameter, in the order of its elements. None for one without elements.
 using Runs = std::vector<PartRun>;
 
-// What a rank's file says of one group: where in its part each parameter begins, and how many
-// elements of it are there.
-struct Fragment {
-  uint64_t begin = 0;
-  uint64_t elements = 0;
-};
-using Fragments = std::map<std::string, Fragment>;
-
 // Errors of all: DataLoss SOURCE_INVALID, fact "tensor" where one is to blame. Each returns the
 // runs of each parameter, in their order.
 
 // Stages 1 and 2: `parts` has how many elements each rank has of a group, in which the parameters
-// lie one behind the other. What is left at the end is padding.
+// lie one behind the other, each with so many elements of padding behind it (`paddings`; empty: none
+// has any). What is left at the end is padding, too. What ranks say of fragments
+// (param_slice_mappings) is of no use: round_robin_gradients orders parameters otherwise.
 absl::StatusOr<std::vector<Runs>> RunsOfGroup(const std::vector<Parameter>& parameters,
-                                              const std::vector<uint64_t>& parts);
-
-// The same where each rank's file says what it has.
-absl::StatusOr<std::vector<Runs>> RunsByFragments(const std::vector<Parameter>& parameters,
-                                                  const std::vector<uint64_t>& parts,
-                                                  const std::vector<Fragments>& ranks);
+                                              const std::vector<uint64_t>& parts,
+                                              const std::vector<uint64_t>& paddings = {});
 
 // Stage 3: each parameter is cut for itself, and each rank has `part` elements of all of them. Also
 // InvalidArgument SOURCE_INVALID for more than kMaxSourcePieces runs.

@@ -171,37 +171,20 @@ absl::Status ReadStateOf(const torch::File& file, const Value* state, GroupOfRan
 
 // Of all groups: {"state": {number of the group: ...}}, or where groups may be partitioned anew a
 // list.
-absl::Status ReadStates(const torch::File& file, const Value* base,
+absl::Status ReadStates(const torch::File& file, const Value& base,
                         std::vector<GroupOfRank>& groups) {
-  if (base == nullptr) return absl::OkStatus();
-  if (base->is(Kind::kList)) {
-    for (size_t i = 0; i < std::min(groups.size(), base->items().size()); ++i) {
-      CKPTD_RETURN_IF_ERROR(ReadStateOf(file, base->items()[i], groups[i]));
+  if (base.is(Kind::kList)) {
+    for (size_t i = 0; i < std::min(groups.size(), base.items().size()); ++i) {
+      CKPTD_RETURN_IF_ERROR(ReadStateOf(file, base.items()[i], groups[i]));
     }
     return absl::OkStatus();
   }
-  const Value* const states = base->Get("state");
+  const Value* const states = base.Get("state");
   if (states == nullptr) return absl::OkStatus();
   for (const pickle::Entry& entry : states->entries()) {
     const std::optional<uint64_t> group = NumberOf(entry.key);
     if (!group.has_value() || *group >= groups.size()) continue;
     CKPTD_RETURN_IF_ERROR(ReadStateOf(file, entry.value, groups[*group]));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ReadFragments(const Value* mappings, std::vector<GroupOfRank>& groups) {
-  if (mappings == nullptr) return absl::OkStatus();
-  for (size_t i = 0; i < std::min(groups.size(), mappings->items().size()); ++i) {
-    CKPTD_RETURN_IF_ERROR(
-        ForEach(mappings->items()[i], [&](std::string name, const Value& address) {
-          const auto begin = NumberOf(address.Attribute("start"));
-          const auto elements = NumberOf(address.Attribute("numel"));
-          if (begin.has_value() && elements.has_value()) {
-            groups[i].fragments.emplace(std::move(name), Fragment{*begin, *elements});
-          }
-          return absl::OkStatus();
-        }));
   }
   return absl::OkStatus();
 }
@@ -214,9 +197,10 @@ absl::Status ReadGroups(const torch::File& file, const Value& state, OptimizerSt
   for (const Value* part : parts->items()) {
     CKPTD_ASSIGN_OR_RETURN(out.groups.emplace_back().part, FlatAt(file, *part, std::string(key)));
   }
-  if (out.stage == 3) return ReadStates(file, state.Get("optimizer_state_dict"), out.groups);
-  CKPTD_RETURN_IF_ERROR(ReadFragments(state.Get("param_slice_mappings"), out.groups));
-  return ReadStates(file, state.Get("base_optimizer_state"), out.groups);
+  const Value* const paddings = state.Get("param_alignment_paddings");
+  if (paddings == nullptr || out.stage == 3) return absl::OkStatus();
+  for (const Value* group : paddings->items()) out.paddings.push_back(NumbersOf(group));
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -242,7 +226,7 @@ absl::StatusOr<ModelStates> ReadModelStates(const Storage& storage, const std::s
 }
 
 absl::StatusOr<OptimizerStates> ReadOptimizerStates(const Storage& storage,
-                                                    const std::string& path, bool with_values) {
+                                                    const std::string& path, Wanted wanted) {
   CKPTD_ASSIGN_OR_RETURN(const torch::File file, torch::ReadFile(storage, path));
   const Value* const state = file.document.root->Get("optimizer_state_dict");
   if (state == nullptr) return Invalid(path, "it is no optimizer state of DeepSpeed");
@@ -255,10 +239,11 @@ absl::StatusOr<OptimizerStates> ReadOptimizerStates(const Storage& storage,
   out.has_experts = std::any_of(counts.begin(), counts.end(),
                                 [&](uint64_t count) { return count != out.ranks; });
   CKPTD_RETURN_IF_ERROR(ReadGroups(file, *state, out));
-  if (!with_values) return out;
   const Value* const base =
       state->Get(out.stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
-  if (base == nullptr) return out;
+  if (base == nullptr || wanted == Wanted::kWeights) return out;
+  CKPTD_RETURN_IF_ERROR(ReadStates(file, *base, out.groups));
+  if (wanted == Wanted::kState) return out;
   CKPTD_ASSIGN_OR_RETURN(out.optimizer, torch::Flatten(file, *base, ""));
   return out;
 }

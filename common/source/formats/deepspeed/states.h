@@ -44,8 +44,7 @@ absl::StatusOr<ModelStates> ReadModelStates(const Storage& storage, const std::s
 // What a rank has of one group of the optimizer.
 struct GroupOfRank {
   torch::Tensor part;   // 32-bit elements, of one dimension without gaps
-  Fragments fragments;  // empty: not stated
-  std::map<std::string, torch::Tensor> state;  // "exp_avg" ...
+  std::map<std::string, torch::Tensor> state;  // "exp_avg" ..., where it was asked for
 };
 
 // *_optim_states.pt of one rank.
@@ -56,12 +55,16 @@ struct OptimizerStates {
   uint64_t ranks = 0;         // among which the groups are partitioned
   bool has_experts = false;   // groups are partitioned among different numbers of ranks
   std::vector<GroupOfRank> groups;
+  // Elements behind each parameter of each group; empty: none has any (before DeepSpeed 0.19).
+  std::vector<std::vector<uint64_t>> paddings;
   torch::Flattened optimizer;  // its values alone, where they were asked for
 };
 
+enum class Wanted { kWeights, kState, kStateAndValues };
+
 // Errors as of ReadModelStates; Unimplemented SOURCE_UNSUPPORTED for parts that no tensor can lie in.
 absl::StatusOr<OptimizerStates> ReadOptimizerStates(const Storage& storage,
-                                                    const std::string& path, bool with_values);
+                                                    const std::string& path, Wanted wanted);
 
 }  // namespace ckptd::deepspeed
 

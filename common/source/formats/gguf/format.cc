@@ -103,7 +103,7 @@ absl::Status Assembler::AddPlain(gguf::TensorInfo& info, Dtype dtype, const gguf
   TensorEntry tensor;
   tensor.name = std::move(info.name);
   tensor.dtype = dtype;
-  tensor.big_endian = header.big_endian;
+  tensor.big_endian = header.big_endian && BitsOf(dtype) > 8;
   Piece& piece = tensor.pieces.emplace_back();
   piece.file = static_cast<uint32_t>(index_.files.size() - 1);
   piece.box = {Shape(info.shape.size(), 0), info.shape};

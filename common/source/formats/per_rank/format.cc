@@ -79,9 +79,10 @@ absl::StatusOr<OpenedCheckpoint> PerRankFormat::ReadIndex(const Storage& storage
   CKPTD_RETURN_IF_ERROR(CheckNames(listing, series));
   const std::vector<std::string> names = NamesOf(series);
   std::vector<SourceFile> files(names.size());
-  per_rank::Merger merger(listing.source);
+  const bool own_names = series.part == kExtra;
+  per_rank::Merger merger(listing.source, own_names);
   for (const auto& [rank, name] : series.files) {
-    const std::string prefix = series.part == kExtra ? fmt::format("rank_{}", rank) : "";
+    const std::string prefix = own_names ? fmt::format("rank_{}", rank) : "";
     CKPTD_ASSIGN_OR_RETURN(
         RankState state, per_rank::ReadRankState(storage, listing.source + "/" + name, prefix));
     const std::vector<uint32_t> ranks(state.ranks.begin(), state.ranks.end());

@@ -198,7 +198,7 @@ absl::Status Merger::FinishPlain() {
 }
 
 absl::Status Merger::CheckTogether() const {
-  if (ranks_ < 2 || !sharded_.empty()) return absl::OkStatus();
+  if (own_names_ || ranks_ < 2 || !sharded_.empty()) return absl::OkStatus();
   const auto large = std::find_if(plain_.begin(), plain_.end(), [](const auto& plain) {
     return !plain.second.entry.shape.empty();
   });

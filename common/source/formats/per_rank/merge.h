@@ -19,8 +19,9 @@ namespace ckptd::per_rank {
 // Takes the ranks one after the other. Not thread-safe.
 class Merger {
  public:
-  // `source` is for messages.
-  explicit Merger(std::string source) : source_(std::move(source)) {}
+  // `source` is for messages. With `own_names` what each rank has is its own, and called so.
+  Merger(std::string source, bool own_names)
+      : source_(std::move(source)), own_names_(own_names) {}
 
   // Of each rank once, in their order; `file` is its number in the index. Errors, with facts "file"
   // and "tensor": DataLoss SOURCE_INVALID where ranks say different things of one tensor;
@@ -60,6 +61,7 @@ class Merger {
   void DropStrayAliases();
 
   const std::string source_;
+  const bool own_names_;
   std::string last_file_;  // for messages
   size_t ranks_ = 0;
   size_t pieces_ = 0;

@@ -168,7 +168,8 @@ absl::StatusOr<std::vector<uint32_t>> Reader::MeshShapeOf(const Value& mesh) con
 
 absl::Status Reader::AddMeshRanks(const Value& mesh, const std::vector<uint32_t>& shape) {
   if (!ranks_.seen.insert(&mesh).second) return absl::OkStatus();
-  const Value* const map = mesh.Attribute("_flatten_rank_map");
+  const Value* map = mesh.Attribute("_flatten_rank_map");
+  if (map == nullptr) map = mesh.Attribute("_flatten_mesh_list");  // before torch 2.9
   if (map != nullptr && !ranks_.seen.insert(map).second) return absl::OkStatus();
   if (map == nullptr || map->items().empty()) {
     uint32_t ranks = 1;

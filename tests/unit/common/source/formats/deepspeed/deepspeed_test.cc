@@ -164,20 +164,35 @@ TEST_F(DeepSpeed, FindsTiedParametersByTheirBytes) {
   EXPECT_THAT(index_.aliases, ElementsAre(Pair("first", "second")));
 }
 
-TEST_F(DeepSpeed, HeedsWhereRanksSayThatTheirFragmentsLie) {
+TEST_F(DeepSpeed, TiesNothingToAParameterOfAnotherShape) {
+  RankFile model;
+  Pairs module;
+  module.emplace_back(Text("a"), model.Tensor({2}, "1122", "BFloat16", 2));
+  module.emplace_back(Text("b"), model.Tensor({1}, "33", "BFloat16", 2));
+  model.Add("module", OrderedDict(module));
+  model.Add("param_shapes", Shapes({{"a", {2}}}));
+  model.Add("shared_params", Dict({{Text("b"), Text("a")}}));
+  WriteModel(model);
+  WritePart(0, 1, 1, {1, 2});
+  ASSERT_OK(Read());
+  EXPECT_EQ(BytesOf("b"), "33");
+}
+
+// Round-robin gradients: the module names parameters in another order than the fragments do.
+TEST_F(DeepSpeed, PutsParametersInTheOrderOfTheirShapes) {
   WriteModel(SmallModel());
   const auto fragment = [](int64_t begin, int64_t elements) {
     return pickles::Object(pickles::Global("deepspeed.utils.tensor_fragment", "fragment_address"),
                            Dict({{Text("start"), Int(begin)}, {Text("numel"), Int(elements)}}));
   };
-  const auto mapping = [](const Pairs& fragments) {
-    return Pairs{{Text("param_slice_mappings"), List({OrderedDict(fragments)})}};
-  };
   // One element of padding behind a.
-  WritePart(0, 2, 2, {0, 1, 2, -1, 3},
-            mapping({{Text("a"), fragment(0, 3)}, {Text("b"), fragment(4, 1)}}));
-  WritePart(1, 2, 2, {4, 5, 6}, mapping({{Text("b"), fragment(0, 3)}}));
+  WritePart(0, 2, 2, {0, 1, 2, -1},
+            {{Text("param_slice_mappings"),
+              List({OrderedDict({{Text("b"), fragment(0, 4)}})})},
+             {Text("param_alignment_paddings"), List({List({Int(1), Int(0)})})}});
+  WritePart(1, 2, 2, {3, 4, 5, 6});
   ASSERT_OK(Read());
+  EXPECT_THAT(NumbersOf("a"), ElementsAre(0, 1, 2));
   EXPECT_THAT(NumbersOf("b"), ElementsAre(3, 4, 5, 6));
 }
 

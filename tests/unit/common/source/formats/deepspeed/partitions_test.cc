@@ -44,20 +44,11 @@ TEST(ZeroGroup, HasNoRunOfAParameterWithoutElements) {
   EXPECT_THAT(runs, ElementsAre(IsEmpty(), ElementsAre(PartRun{0, 0, 1})));
 }
 
-TEST(ZeroFragments, AreTakenInTheOrderOfTheRanks) {
-  ASSERT_OK_AND_ASSIGN(const auto runs,
-                       RunsByFragments({{"b", {2, 2}}, {"a", {3}}}, {6, 3},
-                                       {{{"a", {0, 3}}, {"b", {5, 1}}}, {{"b", {0, 3}}}}));
-  EXPECT_THAT(runs, ElementsAre(ElementsAre(PartRun{0, 5, 1}, PartRun{1, 0, 3}),
-                                ElementsAre(PartRun{0, 0, 3})));
-}
-
-TEST(ZeroFragments, MustBeWholeAndLieInTheirPart) {
-  const std::vector<Parameter> one = {{"a", {3}}};
-  EXPECT_THAT(RunsByFragments(one, {4}, {{{"a", {0, 2}}}}), Says("the last 1 of 3 elements"));
-  EXPECT_THAT(RunsByFragments(one, {4}, {{{"a", {2, 3}}}}), Says("begin at 2, which cannot be"));
-  EXPECT_THAT(RunsByFragments(one, {4}, {{{"a", {~uint64_t{0}, 3}}}}), IsInvalid());
-  EXPECT_THAT(RunsByFragments(one, {4}, {{{"a", {0, 4}}}}), IsInvalid());
+TEST(ZeroGroup, MayHavePaddingBehindItsParameters) {
+  ASSERT_OK_AND_ASSIGN(const auto runs, RunsOfGroup({{"a", {3}}, {"b", {2}}}, {4, 4}, {2, 1}));
+  EXPECT_THAT(runs, ElementsAre(ElementsAre(PartRun{0, 0, 3}), ElementsAre(PartRun{1, 1, 2})));
+  EXPECT_THAT(RunsOfGroup({{"a", {3}}}, {4}, {2}), Says("end in the padding behind \"a\""));
+  EXPECT_THAT(RunsOfGroup({{"a", {3}}}, {4}, {1, 0}), Says("1 parameters, and paddings of 2"));
 }
 
 TEST(ZeroStage3, CutsEachParameterForItself) {
