@@ -4,6 +4,7 @@ Each line of the table is a folder. transformers' own from_pretrained says which
 """
 
 import json
+import os
 import time
 
 import ckptd
