@@ -33,7 +33,7 @@ type Element interface {
 }
 
 // View is a tensor's elements where they lie, without a copy. T has the same bytes: float32 for F32
-// and so on, uint16 for F16, BF16 and BITS16, uint8 for BOOL, BITS8 and 8-bit floats. Elements smaller than a byte
+// and so on, uint16 for F16, BF16 and BITS16, uint32 for C32, uint8 for BOOL, BITS8 and 8-bit floats. Elements smaller than a byte
 // have no view: use Data. Views end with the shard, as Data does.
 func View[T Element](tensor Tensor) ([]T, error) {
 	var zero T
@@ -66,7 +66,7 @@ func fits(element any, dtype v1.Dtype) bool {
 	case complex128:
 		return dtype == v1.Dtype_DTYPE_C128
 	case uint32:
-		return dtype == v1.Dtype_DTYPE_U32
+		return dtype == v1.Dtype_DTYPE_U32 || dtype == v1.Dtype_DTYPE_C32
 	case uint64:
 		return dtype == v1.Dtype_DTYPE_U64
 	case uint16:

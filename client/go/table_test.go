@@ -128,7 +128,7 @@ func TestAViewHasTheDtypesElements(t *testing.T) {
 
 func TestEveryDtypeHasAWidthAndEitherAViewOrHalfBytes(t *testing.T) {
 	elements := map[any]uint64{uint8(0): 8, int8(0): 8, uint16(0): 16, int16(0): 16, uint32(0): 32, int32(0): 32, uint64(0): 64, int64(0): 64,
-		float32(0): 32, float64(0): 64, complex64(0): 64}
+		float32(0): 32, float64(0): 64, complex64(0): 64, complex128(0): 128}
 	for number := range v1.Dtype_name {
 		dtype, views := v1.Dtype(number), 0
 		for element, bits := range elements {

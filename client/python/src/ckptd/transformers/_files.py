@@ -1,6 +1,7 @@
 """Files of a checkpoint, opened through the daemons as parts of the whole checkpoint."""
 
 import functools
+import inspect
 import os
 import pathlib
 import time
@@ -68,6 +69,8 @@ class Files:
         lazy: whether slices are wanted in place of tensors, as of a file of safetensors.
         """
 
+        parameters = inspect.signature(original)
+
         @functools.wraps(original)
         def load_state_dict(checkpoint_file, *arguments, **named):
             path = os.fspath(checkpoint_file)
@@ -78,8 +81,8 @@ class Files:
             file = self._pickled(absolute(path))
             if file is None:
                 return original(checkpoint_file, *arguments, **named)
-            place = named.get("map_location", arguments[0] if arguments else "cpu")
-            return _tensors_of(file, torch.device(place), lazy())
+            given = parameters.bind(checkpoint_file, *arguments, **named).arguments
+            return _tensors_of(file, torch.device(given.get("map_location") or "cpu"), lazy())
 
         return load_state_dict
 
