@@ -27,6 +27,7 @@ WRONG = [
     *(("pretrained", *wrong) for wrong in SHARED),
     ("pretrained", ["--only", "nothing"], "no line is called 'nothing'; there are: plain float32"),
     *(("first_load", *wrong) for wrong in SHARED),
+    *(("tools", *wrong) for wrong in SHARED),
     ("planning", ["--ranks", "7"], "'7' is no number of 8 or more"),
     ("planning", ["--tensors", "many"], "'many' is no number of 1 or more"),
     ("planning", ["--json", "/proc/nope.json"], "writing /proc/nope.json"),
