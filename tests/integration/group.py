@@ -33,15 +33,6 @@ def wait_until(condition, what, seconds=PATIENCE):
     raise AssertionError(f"waited {seconds} s in vain for {what}")
 
 
-def runs(pid):
-    """Whether there is such a process. One that ended counts as gone before somebody reaps it."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # it may end while it is read
-        return False
-
-
 def clean_environment():
     foreign = ("CKPTD_", "SLURM_", "TORCHELASTIC_", "PET_", "LWS_", "JOBSET_")
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",

@@ -18,7 +18,8 @@ import pytest
 import torch
 import warm
 from faults import children, content
-from group import BINARIES, KEPT, SOON, Group, clean_environment, key_for, parsed, runs, save, wait_until
+from group import BINARIES, KEPT, SOON, Group, clean_environment, key_for, parsed, save, wait_until
+from process_state import runs
 from tiers import both
 from users import MODULES, run_as
 

@@ -8,7 +8,8 @@ import sys
 
 import fake_cuda
 import pytest
-from group import BINARIES, clean_environment, runs, wait_until
+from group import BINARIES, clean_environment, wait_until
+from process_state import runs
 from ranks import COPIES, HERE
 from tiers import skip_without_fake_gpus
 

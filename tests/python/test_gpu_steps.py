@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from process_state import runs
 
 GPU = pathlib.Path(__file__).resolve().parents[1] / "gpu"
 sys.path += [str(GPU), str(GPU.parent / "testing"), str(GPU.parent / "integration")]
@@ -93,14 +94,6 @@ def test_figures_are_held_against_their_targets(tmp_path, monkeypatch):
     assert report.figure_row(speed) == ["speed", "2.00 x", ">= 3 x: **missed**", "a floor"]
 
 
-def gone(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] == "Z"  # somebody else's to reap
-    except (FileNotFoundError, ProcessLookupError):  # it may end while it is read
-        return True
-
-
 def test_a_step_that_hangs_is_ended_with_all_it_started(tmp_path, monkeypatch):
     runner = run(tmp_path, monkeypatch, HANG, seconds=6)
     found = results(runner)
@@ -108,7 +101,7 @@ def test_a_step_that_hangs_is_ended_with_all_it_started(tmp_path, monkeypatch):
     assert found["comes after"] == ("not shown", "the step ended before it")
     child = int((tmp_path / "child").read_text())
     deadline = time.monotonic() + 10
-    while not gone(child):
+    while runs(child):
         assert time.monotonic() < deadline, f"process {child} lives on"
 
 

@@ -3,8 +3,10 @@
 #define CKPTD_TESTS_TESTING_PAGE_CACHE_H_
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,31 +19,33 @@
 
 namespace ckptd {
 
-// How many pages of an open file the page cache has; touches none.
-inline size_t CachedPages(int fd) {
+// Whether the page cache has nothing of an open file of some bytes; touches none of its pages. False
+// where that cannot be known.
+inline bool IsUncached(int fd) {
   struct stat info = {};
-  if (::fstat(fd, &info) != 0 || info.st_size == 0) return 0;
+  if (::fstat(fd, &info) != 0) return false;
   const auto bytes = static_cast<size_t>(info.st_size);
   void* const mapping = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
-  if (mapping == MAP_FAILED) return 0;
+  if (mapping == MAP_FAILED) return false;
   std::vector<unsigned char> pages((bytes + 4095) / 4096);
   const bool known = ::mincore(mapping, bytes, pages.data()) == 0;
   ::munmap(mapping, bytes);
-  if (!known) return 0;
-  return static_cast<size_t>(std::count_if(pages.begin(), pages.end(),
-                                           [](unsigned char page) { return (page & 1) != 0; }));
+  return known && std::none_of(pages.begin(), pages.end(),
+                               [](unsigned char page) { return (page & 1) != 0; });
 }
 
-// Whether the page cache has nothing of the file any more. Asks until that is so, for 10 s at most:
-// the kernel keeps a page while it works on it, and a file in memory for good.
+// Whether the page cache has nothing of the file any more. Asks until that is so, for 10 s at most,
+// for the kernel keeps a page while it works on it. False at once for a file that is in memory alone.
 inline bool DropFromPageCache(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct statfs system = {};
+  if (::fstatfs(fd.get(), &system) != 0 || system.f_type == TMPFS_MAGIC) return false;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   while (std::chrono::steady_clock::now() < deadline) {
     // Only what is on disk can be dropped.
     if (::fsync(fd.get()) != 0) return false;
     if (::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED) != 0) return false;
-    if (CachedPages(fd.get()) == 0) return true;
+    if (IsUncached(fd.get())) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   return false;

@@ -8,7 +8,7 @@
 #include "server/comm/host/peer_socket.h"
 #include "server/transfer/direct_reads.h"
 #include "server/transfer/frame_receiver.h"
-#include "server/transfer/source_files.h"
+#include "server/transfer/io_mode.h"
 #include "tests/testing/frame_sinks.h"
 #include "tests/testing/page_cache.h"
 #include "tests/testing/small_memory.h"
