@@ -165,6 +165,10 @@ class Pod:
             file.flush()
             return self._run("crun", *self._crun, "exec", "--process", file.name, run.identity)
 
+    def kill_commands(self):
+        """Kills what runs commands in containers, not the commands: 0, or 1 where there are none."""
+        return self._run("pkill", "-KILL", "-f", "crun .* exec --process").returncode
+
     def proc(self, name, file):
         """What a file of a container's first process says, such as status: key -> value."""
         lines = self._run("cat", f"/proc/{self._pid(name)}/{file}").stdout.splitlines()
@@ -283,7 +287,11 @@ class Pod:
         self._keepers.clear()
 
     def _make_sandbox(self):
-        """The namespaces of the pod, which end with a process that ends with this one."""
+        """The namespaces of the pod, which end with a process that ends with this one.
+
+        Commands whose parent was killed become its children. As it waits for none, the kernel has to forget them
+        when they end: else the container that they ran in never does.
+        """
         script = [PREPARE]
         group = self.fs_group or 0
         for name, volume in self.volumes.items():
@@ -298,7 +306,7 @@ class Pod:
             if volume.medium == "Memory":
                 options = f"size={volume.size_limit},mode=2777,gid={group},nosuid,nodev"
                 script.append(f"mount -t tmpfs -o {options} none {shlex.quote(str(path))}")
-        words = [*SANDBOX, "sh", "-c", " && ".join([*script, "echo ready && exec cat"])]
+        words = [*SANDBOX, "sh", "-c", " && ".join([*script, "echo ready && exec env --ignore-signal=CHLD cat"])]
         sandbox = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert sandbox.stdout.readline() == "ready\n", f"the pod's namespaces: {sandbox.wait(PATIENCE)}"
         self._inside = ("nsenter", f"--mount=/proc/{sandbox.pid}/ns/mnt", f"--net=/proc/{sandbox.pid}/ns/net",
@@ -380,7 +388,9 @@ class Pod:
             threading.Thread(target=self.stop, daemon=True).start()
 
     def _hear(self, container, what):
-        """From its probes."""
+        """From its probes, which nobody hears any more once the pod stops."""
+        if container.name in self._stopping:
+            return
         self.events.append((container.name, what))
         if what in ("startup failed", "unhealthy"):
             self._call_hook(container.name)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import threading
 
 import images
 import pytest
@@ -107,6 +108,22 @@ def test_a_container_whose_liveness_probe_fails_is_told_and_started_again(tmp_pa
     said = [what for _, what in pod.events if what != "unready"]  # which comes before or after it
     once = ["started", "passed", "ready"]
     assert said == [*once, "unhealthy", "preStop 0", "ended 0", *once, "preStop 0", "ended 0"]
+
+
+def test_a_command_whose_parent_was_killed_holds_up_no_container(tmp_path_factory):
+    container = Container("main", images.of_system(tmp_path_factory.mktemp("system")), command=("/bin/sh", "-c", LIVES),
+                          volume_mounts=(VolumeMount("run", "/run/pod"),))
+    with Pod(tmp_path_factory.mktemp("p"), containers=[container], volumes={"run": EmptyDir("Memory")}) as pod:
+        pod.wait_event("main", "started")
+        command = ("/bin/sh", "-c", "touch /run/pod/begun; while :; do sleep 60; done")
+        killed = threading.Thread(target=pod.execute, args=("main", *command))
+        killed.start()
+        begun = Probe(("/usr/bin/test", "-e", "/run/pod/begun"))
+        pod.wait_until(lambda: pod.passes("main", begun), "the command to begin")
+        pod.wait_until(lambda: pod.kill_commands() == 0, "its parent to be killed")
+        pod.kill("main")
+        pod.wait_event("main", "ended 137")
+        killed.join()
 
 
 UNTIL_TOLD = "trap 'exit 0' TERM; touch /run/pod/$0; while :; do sleep 60 & wait $!; done"
