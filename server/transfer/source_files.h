@@ -46,8 +46,8 @@ class SourceFiles {
   // Call this once per item, after its last block.
   void ItemDone(uint32_t file);
 
-  // Whether the item is in the page cache, judged by a few of its pages. A wrong guess costs only
-  // time.
+  // Whether the item is in the page cache: nearly all of it, or, where the kernel does not say how
+  // much, a few of its pages. A wrong guess costs only time.
   static bool Cached(const OpenSource& source, const WorkItem& item);
   // How to read an item of the file now: kMap, kBuffer or kDirect.
   IoMode ChooseIoMode(const OpenSource& source, const WorkItem& item) const;

@@ -12,6 +12,7 @@ import ckptd.torch
 import torch
 import torch.distributed as dist
 from fsdp_cases import Net, assert_in_daemon_memory, copied, local, numbers
+from process_state import open_links
 from spread_bench import (
     Bare,
     accelerates,
@@ -76,13 +77,10 @@ def a_dict_in_memory_is_loaded_as_accelerate_loads_it(bench):
 
 def nothing_is_left_of_a_dict_in_memory(bench):
     mine = sharded(Bare)
-    before = set(os.listdir("/proc/self/fd"))
     ours(bench, mine, only_on_first(bench, numbers(Bare())))
     with open("/proc/self/maps") as maps:
         assert "ckptd-state-dict" not in maps.read()
-    targets = [os.readlink(f"/proc/self/fd/{fd}") for fd in set(os.listdir("/proc/self/fd")) - before
-               if os.path.exists(f"/proc/self/fd/{fd}")]
-    assert not any("ckptd-state-dict" in target for target in targets), targets
+    assert not any("ckptd-state-dict" in link for link in open_links(os.getpid()))
     with ckptd.connect(bench.address) as client:
         # Handed over, not kept: nobody can ask for it again.
         assert [c.state for c in client.list() if c.source.startswith("/proc/")][0] == "TAKEN"

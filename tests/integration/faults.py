@@ -15,6 +15,7 @@ import time
 
 import ckptd
 from group import clean_environment, wait_until
+from process_state import open_links
 from program import Program  # noqa: F401  tests take it from here
 
 MARK = bytes(range(1, 65))
@@ -135,10 +136,7 @@ def anonymous_bytes(pid):
 
 def resources(pid):
     """Open descriptors, memfds among them, threads and anonymous bytes of a process."""
-    links = []
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    links = open_links(pid)
     return {
         "fds": len(links),
         "memfds": sum("memfd:ckptd" in link for link in links),

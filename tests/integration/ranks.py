@@ -13,7 +13,7 @@ from group import Group, wait_until
 HERE = pathlib.Path(__file__).resolve().parent
 COPIES = ("cuMemcpyDtoD", "cuMemcpyDtoDAsync", "cuMemcpyPeerAsync", "cuMemcpy", "cuMemcpyAsync", "cuMemcpy2DAsync")
 CASES = HERE.parent / "cases"
-PATHS = (HERE.parents[1] / "client/python/src", CASES, HERE.parent / "python", HERE)
+PATHS = (HERE.parents[1] / "client/python/src", CASES, HERE.parent / "testing", HERE.parent / "python", HERE)
 
 
 def run_ranks(group, folder, world, program, arguments=(), environment=None, patience=240, modules=warm.TORCH):

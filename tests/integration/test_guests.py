@@ -14,6 +14,7 @@ import warm
 from ckptd import _participant, _rpc
 from group import BINARIES, Daemon, Group, clean_environment, save, save_in_files, wait_until
 from noise import doors
+from process_state import open_links
 from ranks import CASES, PATHS
 from users import run_as
 
@@ -92,15 +93,6 @@ def write(place):
     yield make
     for folder in folders:
         shutil.rmtree(folder)
-
-
-def links_in(folder):
-    """Targets of the links in a folder where links come and go."""
-    found = []
-    for link in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            found.append(os.readlink(link))
-    return found
 
 
 def denied(answer, reason):
@@ -354,7 +346,7 @@ def test_trainers_in_a_container_of_their_own_load_private_files_and_spread_stat
         (folder / "models").mkdir(mode=0o755)
         os.chown(folder, ALICE, ALICE)
         environment = {**as_guest, "CKPTD_ADDRESS": sidecar.address("{rank}"), "OMP_NUM_THREADS": "1",
-                       "PYTHONPATH": os.pathsep.join(map(str, [*PATHS, CASES.parent / "testing"]))}
+                       "PYTHONPATH": os.pathsep.join(map(str, PATHS))}
         arguments = [CASES / "pod_trainers.py", folder, ALICE, GROUP, folder / "models"]
         with open(folder / "stderr", "w") as stderr:
             trainers = warm.spawn(arguments, environment, stdout=warm.DEVNULL, stderr=stderr)
@@ -372,8 +364,8 @@ def test_trainers_in_a_container_of_their_own_load_private_files_and_spread_stat
             assert any(source.startswith("/ckptd-state-dict-") for source in done["sources"])
     # The daemons see none of these files, and keep no descriptor.
     for rank in range(2):
-        folder = pathlib.Path(f"/proc/{sidecar.pid(rank)}/fd")
-        wait_until(lambda folder=folder: not any("safetensors" in link or "state-dict" in link for link in links_in(folder)),
+        wait_until(lambda pid=sidecar.pid(rank): not any("safetensors" in link or "state-dict" in link
+                                                         for link in open_links(pid)),
                    f"the daemon of rank {rank} to close what was passed")
 
 

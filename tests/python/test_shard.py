@@ -13,6 +13,7 @@ import ckptd
 import numpy as np
 import pytest
 from ckptd import _fds
+from process_state import open_links
 
 
 def mapped_segments():
@@ -22,13 +23,7 @@ def mapped_segments():
 
 def open_memfds():
     """Descriptors of the fake daemon's memory in this process, which it shares."""
-    count = 0
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            count += "memfd:fake" in os.readlink(f"/proc/self/fd/{fd}")
-        except FileNotFoundError:  # the one that listed the folder
-            continue
-    return count
+    return sum("memfd:fake" in link for link in open_links(os.getpid()))
 
 
 def without_the_last(fds):

@@ -1,4 +1,6 @@
-"""What the system says about other processes."""
+"""What the system says about processes."""
+
+import os
 
 
 def runs(pid):
@@ -8,3 +10,14 @@ def runs(pid):
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):  # it may end while it is read
         return False
+
+
+def open_links(pid):
+    """Where the descriptors of a process lead. One that is closed meanwhile leads nowhere."""
+    links = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+        except FileNotFoundError:
+            pass
+    return links

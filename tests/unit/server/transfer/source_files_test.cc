@@ -14,6 +14,7 @@
 #include "server/transfer/block_reader.h"
 #include "server/transfer/sigbus_guard.h"
 #include "tests/testing/offered_memory.h"
+#include "tests/testing/page_cache.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/transfer_world.h"
 
@@ -137,6 +138,15 @@ TEST_F(SourceFilesTest, AFileThatWasJustWrittenIsCached) {
   const auto source = Acquire(IoMode::kAuto);
   EXPECT_TRUE(SourceFiles::Cached(*source, item_));
   EXPECT_EQ(IoModeOf(IoMode::kAuto, *source), IoMode::kMap);
+}
+
+TEST_F(SourceFilesTest, AskingWhetherAFileIsCachedBringsNoneOfItIntoTheCache) {
+  const std::string& path = world_.index.files[0].path;
+  if (!DropFromPageCache(path)) GTEST_SKIP() << path << " stays in the page cache";
+  const auto source = Acquire(IoMode::kAuto);
+  if (!IsUncached(source->object->fd())) GTEST_SKIP() << "opening it brings some of it";
+  for (int i = 0; i < 5; ++i) EXPECT_FALSE(SourceFiles::Cached(*source, item_));
+  EXPECT_TRUE(IsUncached(source->object->fd()));
 }
 
 }  // namespace
