@@ -15,7 +15,7 @@ TRANSFER = ["server/transfer/transfer.h", "server/transfer/transfer_types.h", "s
             "server/transfer/frame_receiver.h", "server/transfer/slab_spans.h", "server/transfer/step_user.h"]
 # Of common/source, what storages and formats are written against.
 SOURCE_SEAMS = [f"common/source/{name}.h" for name in ("access", "passed_files", "storage", "format", "index", "dtype", "piece",
-                                                         "placements", "text", "path_text", "tiling")]
+                                                         "placements", "intervals", "text", "path_text", "tiling")]
 SOURCE = [*SOURCE_SEAMS, *(f"common/source/{name}.h" for name in ("hub_cache", "manifest", "odd_tensors", "open", "piece_reader",
                                                                "registry"))]
 FORMATS = sorted(folder.name for folder in (ROOT / "common/source/formats").iterdir())

@@ -1,6 +1,5 @@
 """Clients of another user than the daemon's: who may come in, what they may load, and whom they cannot hurt."""
 
-import contextlib
 import json
 import os
 import pathlib

@@ -149,24 +149,7 @@ absl::StatusOr<Metadata> Metadata::Make(pickle::Document document) {
   if (stored == nullptr) return Damaged("is no metadata of torch.distributed.checkpoint");
   const Value* const located = Dict(root, "storage_data");
   if (located == nullptr) return Damaged("does not say in which files its tensors are");
-  std::unordered_map<std::string_view, const Value*> paths;
-  if (const Value* const planner = Dict(root, "planner_data"); planner != nullptr) {
-    for (const auto& [key, path] : planner->entries()) {
-      if (path->is(Kind::kTuple)) paths.emplace(key->text(), path);
-    }
-  }
-  for (const auto& [key, description] : stored->entries()) {
-    if (!key->is(Kind::kText) || key->text().empty()) return Damaged("has a key that is no name");
-    const auto path = paths.find(key->text());
-    // Only tensors have sizes; of bytes nothing is known but that they are there.
-    const bool is_object = Attribute(*description, "size") == nullptr;
-    out.stored_.push_back(
-        {key->text(), is_object, path == paths.end() ? nullptr : path->second, description});
-    if (is_object && !description->ClassName().ends_with(".BytesStorageMetadata")) {
-      return Damaged(out.stored_.back(), fmt::format("is described by a {}, which is not known",
-                                                     Shown(description->ClassName())));
-    }
-  }
+  CKPTD_RETURN_IF_ERROR(out.AddStored(*stored, Dict(root, "planner_data")));
   for (const Entry& entry : located->entries()) {
     const Value* const key = Attribute(*entry.key, "fqn");
     if (key == nullptr || !key->is(Kind::kText)) return Damaged("has an item without a key");
@@ -185,6 +168,28 @@ absl::StatusOr<Metadata> Metadata::Make(pickle::Document document) {
     out.version_ = version->text();
   }
   return out;
+}
+
+absl::Status Metadata::AddStored(const Value& stored, const Value* planner_data) {
+  std::unordered_map<std::string_view, const Value*> paths;
+  if (planner_data != nullptr) {
+    for (const auto& [key, path] : planner_data->entries()) {
+      if (path->is(Kind::kTuple)) paths.emplace(key->text(), path);
+    }
+  }
+  for (const auto& [key, description] : stored.entries()) {
+    if (!key->is(Kind::kText) || key->text().empty()) return Damaged("has a key that is no name");
+    const auto path = paths.find(key->text());
+    // Only tensors have sizes; of bytes nothing is known but that they are there.
+    const bool is_object = Attribute(*description, "size") == nullptr;
+    stored_.push_back(
+        {key->text(), is_object, path == paths.end() ? nullptr : path->second, description});
+    if (is_object && !description->ClassName().ends_with(".BytesStorageMetadata")) {
+      return Damaged(stored_.back(), fmt::format("is described by a {}, which is not known",
+                                                 Shown(description->ClassName())));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Metadata::ReadChunks(const Stored& stored, StoredTensor& out) const {

@@ -66,6 +66,7 @@ class Metadata {
  private:
   using Located = std::pair<std::string_view, const pickle::Entry*>;  // by key
 
+  absl::Status AddStored(const pickle::Value& stored, const pickle::Value* planner_data);
   absl::Status ReadChunks(const Stored& stored, StoredTensor& out) const;
 
   pickle::Document document_;

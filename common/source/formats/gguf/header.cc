@@ -162,6 +162,7 @@ class HeaderReader {
  private:
   absl::Status ReadVersion();
   absl::Status ReadPair();
+  absl::StatusOr<std::optional<std::string>> ReadNumberOf(ValueType type);
   // Reads a value; nullopt for one that is passed over.
   absl::StatusOr<std::optional<std::string>> ReadValue(ValueType type);
   absl::Status SkipArray();
@@ -216,7 +217,7 @@ absl::Status HeaderReader::SkipArray() {
   return cursor_.Skip(*bytes);
 }
 
-absl::StatusOr<std::optional<std::string>> HeaderReader::ReadValue(ValueType type) {
+absl::StatusOr<std::optional<std::string>> HeaderReader::ReadNumberOf(ValueType type) {
   switch (type) {
     case ValueType::kU8:
       return ReadNumber<uint8_t>();
@@ -238,6 +239,13 @@ absl::StatusOr<std::optional<std::string>> HeaderReader::ReadValue(ValueType typ
       return ReadNumber<int64_t>();
     case ValueType::kF64:
       return ReadNumber<double>();
+    default:
+      return Invalid(fmt::format("has a value of type {}", static_cast<uint32_t>(type)));
+  }
+}
+
+absl::StatusOr<std::optional<std::string>> HeaderReader::ReadValue(ValueType type) {
+  switch (type) {
     case ValueType::kBool: {
       CKPTD_ASSIGN_OR_RETURN(const auto value, cursor_.Number<uint8_t>());
       return value != 0 ? "true" : "false";
@@ -254,8 +262,9 @@ absl::StatusOr<std::optional<std::string>> HeaderReader::ReadValue(ValueType typ
     case ValueType::kArray:
       CKPTD_RETURN_IF_ERROR(SkipArray());
       return std::nullopt;
+    default:
+      return ReadNumberOf(type);
   }
-  return Invalid(fmt::format("has a value of type {}", static_cast<uint32_t>(type)));
 }
 
 absl::Status HeaderReader::SetAlignment(ValueType type, const std::optional<std::string>& value) {
