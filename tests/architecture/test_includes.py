@@ -154,7 +154,7 @@ def test_every_cpp_test_file_belongs_to_a_declared_test_binary():
     cmake = (ROOT / "tests/CMakeLists.txt").read_text()
     for name, values, body in re.findall(r"foreach\((\w+) IN ITEMS ([^)]*)\)(.*?)endforeach\(\)", cmake, flags=re.S):
         cmake += "".join(body.replace(f"${{{name}}}", value) for value in values.split())
-    declared = set(" ".join(re.findall(r"DIRECTORY (.+?) LABEL", cmake)).split())
+    declared = set(" ".join(re.findall(r"DIRECTORY (.+?) LABEL", cmake, flags=re.S)).split())
     orphans = [path for path in tracked("tests/*_test.cc")
                if str(pathlib.Path(path).parent.relative_to("tests")) not in declared]
     assert not orphans, "\n".join(orphans)
