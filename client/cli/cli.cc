@@ -20,13 +20,13 @@ namespace {
 
 constexpr char kAbout[] =
     "ckptctl talks to ckptd, the checkpoint loader daemon: it loads checkpoints, shows what is "
-    "resident,\nand looks into checkpoint files without a daemon.";
+    "resident,\nand inspects, verifies, compares and converts checkpoint files without a daemon.";
 
 constexpr char kFooter[] =
     "The daemon is found by --address, else CKPTD_ADDRESS ({rank} and {local_rank} are filled in),\n"
     "else the default socket of --job and --rank. Results go to stdout, all else to stderr.\n\n"
     "Exit codes: 0 fine, 1 failed, 2 bad usage, 3 daemon unreachable, 4 not ready or still loading,\n"
-    "5 verification mismatch, 130 interrupted.\n\n"
+    "5 verification mismatch or another difference, 130 interrupted.\n\n"
     "Examples:\n"
     "  ckptctl load /models/llama --layout fsdp:8\n"
     "  ckptctl list\n"
@@ -66,6 +66,10 @@ void AddVerbs(CLI::App& app, Context& context) {
   AddList(app, context);
   AddGet(app, context);
   AddVerify(app, context);
+  AddConvert(app, context);
+  AddMerge(app, context);
+  AddSplit(app, context);
+  AddDiff(app, context);
   AddUnload(app, context);
   AddPin(app, context);
   AddLeases(app, context);

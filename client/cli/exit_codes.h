@@ -11,7 +11,7 @@ inline constexpr int kExitFailed = 1;
 inline constexpr int kExitUsage = 2;
 inline constexpr int kExitUnreachable = 3;  // no daemon at the address
 inline constexpr int kExitNotReady = 4;     // still loading, or not done in time
-inline constexpr int kExitMismatch = 5;     // verification found different bytes
+inline constexpr int kExitMismatch = 5;     // verification or diff found different bytes
 inline constexpr int kExitInterrupted = 130;
 
 int ExitCodeOf(const absl::Status& status);

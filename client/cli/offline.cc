@@ -11,7 +11,6 @@
 #include "client/cli/text.h"
 #include "common/base/escape.h"
 #include "common/base/status.h"
-#include "common/plan/group_plan.h"
 #include "common/source/open.h"
 #include "common/source/piece.h"
 #include "common/wire/plan.h"
@@ -103,19 +102,22 @@ void PrintRemarks(const std::vector<std::string>& remarks, std::ostream& out) {
   for (const std::string& remark : remarks) out << "note: " << Escape(remark) << '\n';
 }
 
-absl::StatusOr<PlanOutput> PlanOffline(const std::string& source, const std::string& layout,
-                                       const DtypePolicy& policy) {
+absl::StatusOr<GroupPlan> PlanOffline(const std::string& source, const std::string& layout,
+                                      const DtypePolicy& policy) {
   CKPTD_ASSIGN_OR_RETURN(const LayoutRules rules, LayoutRules::Parse(layout));
   CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenNamed(source));
   const auto index = std::make_shared<const CheckpointIndex>(std::move(opened.index));
   std::vector<uint32_t> ranks(rules.world_size());
   std::iota(ranks.begin(), ranks.end(), 0u);
   CKPTD_ASSIGN_OR_RETURN(const std::vector<Cohort> cohorts, rules.ForRanks(*index, ranks));
-  CKPTD_ASSIGN_OR_RETURN(const GroupPlan plan, GroupPlan::Make(index, cohorts, policy));
+  return GroupPlan::Make(index, cohorts, policy);
+}
+
+PlanOutput ToOutput(const GroupPlan& plan) {
   PlanOutput out;
   *out.mutable_plan() = ToProto(plan);
   const auto casts_down = [](const PlannedRank& rank) { return rank.casts_down; };
-  AddWarnings(BytesOf(*index), std::any_of(plan.ranks().begin(), plan.ranks().end(), casts_down),
+  AddWarnings(BytesOf(plan.index()), std::any_of(plan.ranks().begin(), plan.ranks().end(), casts_down),
               out);
   return out;
 }

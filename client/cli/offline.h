@@ -11,6 +11,7 @@
 #include "client/cli/output.pb.h"
 #include "client/cpp/types.h"
 #include "common/layout/layout.h"
+#include "common/plan/group_plan.h"
 #include "common/source/index.h"
 #include "common/source/open.h"
 
@@ -33,10 +34,11 @@ std::vector<uint64_t> UnusedBytes(const CheckpointIndex& index);
 // Prints each on a line of its own, as a note.
 void PrintRemarks(const std::vector<std::string>& remarks, std::ostream& out);
 
-// Plans every rank of a layout in rule form, without a prediction. Errors: those of OpenCheckpoint,
-// LayoutRules and PlanRank.
-absl::StatusOr<PlanOutput> PlanOffline(const std::string& source, const std::string& layout,
-                                        const DtypePolicy& policy);
+// Plans every rank of a layout in rule form. Errors: those of OpenCheckpoint, LayoutRules and PlanRank.
+absl::StatusOr<GroupPlan> PlanOffline(const std::string& source, const std::string& layout,
+                                      const DtypePolicy& policy);
+// A plan as it is printed, with warnings, without a prediction.
+PlanOutput ToOutput(const GroupPlan& plan);
 
 }  // namespace ckptd::cli
 

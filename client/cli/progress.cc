@@ -16,7 +16,8 @@ constexpr size_t kBarColumns = 24;
 constexpr int kMaxRanksShown = 8;
 
 // A load that has just been accepted has no stage yet.
-std::string StageName(v1::Stage stage) {
+std::string StageName(v1::Stage stage, std::string_view given) {
+  if (!given.empty()) return std::string(given);
   return stage == v1::STAGE_UNSPECIFIED ? "STARTING" : NameOf(stage);
 }
 
@@ -60,28 +61,28 @@ std::string Details(const v1::Progress& progress) {
 
 }  // namespace
 
-std::string ProgressLine(const v1::Progress& progress) {
-  std::string out = StageName(progress.stage());
+std::string ProgressLine(const v1::Progress& progress, std::string_view stage) {
+  std::string out = StageName(progress.stage(), stage);
   if (progress.bytes_total() > 0) out += fmt::format("  {:.0f}%", ShareOf(progress) * 100);
   return out + Details(progress);
 }
 
-std::string ProgressBar(const v1::Progress& progress, size_t width) {
-  if (progress.bytes_total() == 0) return Shorten(ProgressLine(progress), width);
+std::string ProgressBar(const v1::Progress& progress, size_t width, std::string_view stage) {
+  if (progress.bytes_total() == 0) return Shorten(ProgressLine(progress, stage), width);
   const double share = ShareOf(progress);
   const auto full = static_cast<size_t>(share * static_cast<double>(kBarColumns));
-  return Shorten(fmt::format("{} [{}{}] {:3.0f}%{}", StageName(progress.stage()),
+  return Shorten(fmt::format("{} [{}{}] {:3.0f}%{}", StageName(progress.stage(), stage),
                              std::string(full, '#'), std::string(kBarColumns - full, '.'),
                              share * 100, Details(progress)),
                  width);
 }
 
-void ProgressView::Update(const v1::Progress& progress) {
+void ProgressView::Update(const v1::Progress& progress, std::string_view stage) {
   if (quiet_) return;
   if (io_.err_terminal) {
-    Draw(ProgressBar(progress, DrawnColumns()));
-  } else if (IsDue(StageName(progress.stage()), kBetweenLines)) {
-    io_.err << ProgressLine(progress) << std::endl;
+    Draw(ProgressBar(progress, DrawnColumns(), stage));
+  } else if (IsDue(StageName(progress.stage(), stage), kBetweenLines)) {
+    io_.err << ProgressLine(progress, stage) << std::endl;
   }
 }
 

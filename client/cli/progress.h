@@ -6,17 +6,19 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "client/cli/io.h"
 #include "client/cpp/types.h"
 
 namespace ckptd::cli {
 
-// "TRANSFERRING  45%  6.8 GB of 15.2 GB  4.5 GB/s  ETA 2 s  slowest rank 3".
-std::string ProgressLine(const v1::Progress& progress);
+// "TRANSFERRING  45%  6.8 GB of 15.2 GB  4.5 GB/s  ETA 2 s  slowest rank 3". `stage`: what stands for
+// the stage; empty: its name.
+std::string ProgressLine(const v1::Progress& progress, std::string_view stage = {});
 
 // The same with a bar, at most `width` columns.
-std::string ProgressBar(const v1::Progress& progress, size_t width);
+std::string ProgressBar(const v1::Progress& progress, size_t width, std::string_view stage = {});
 
 // One load, or something else that is waited for. Not thread-safe.
 class ProgressView {
@@ -27,7 +29,7 @@ class ProgressView {
   ProgressView(const ProgressView&) = delete;
   ProgressView& operator=(const ProgressView&) = delete;
 
-  void Update(const v1::Progress& progress);
+  void Update(const v1::Progress& progress, std::string_view stage = {});
   // Something without a percentage: "waiting for rank 3".
   void Update(const std::string& what);
   // Removes the bar.

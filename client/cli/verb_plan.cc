@@ -8,8 +8,10 @@
 #include "client/cli/exit_codes.h"
 #include "client/cli/hardware.h"
 #include "client/cli/json.h"
+#include "client/cli/manifest_file.h"
 #include "client/cli/offline.h"
 #include "client/cli/output.pb.h"
+#include "client/cli/plan_html.h"
 #include "client/cli/table.h"
 #include "client/cli/text.h"
 #include "client/cli/verbs.h"
@@ -27,6 +29,7 @@ struct Options {
   std::vector<std::string> keep_f32;
   bool remote = false;
   std::string hardware;
+  std::string html;
   std::string reader = "rank0";
   std::string comm = "auto";
   bool cached = false;
@@ -127,7 +130,14 @@ void PrintPlan(const v1::PlanLoadResponse& plan, bool from_one, std::ostream& ou
 absl::StatusOr<PlanOutput> Plan(const Options& options, const Context& context) {
   CKPTD_ASSIGN_OR_RETURN(const std::string layout, ReadLayout(options.layout));
   CKPTD_ASSIGN_OR_RETURN(const DtypePolicy policy, ToDtypePolicy(options.dtype, options.keep_f32));
-  if (!options.remote) return PlanOffline(options.path, layout, policy);
+  if (!options.remote) {
+    CKPTD_ASSIGN_OR_RETURN(const GroupPlan plan, PlanOffline(options.path, layout, policy));
+    if (!options.html.empty()) {
+      CKPTD_ASSIGN_OR_RETURN(const std::string html, PlanHtml(plan, layout));
+      CKPTD_RETURN_IF_ERROR(WriteWhole(options.html, html));
+    }
+    return ToOutput(plan);
+  }
   v1::LoadSpec spec;
   CKPTD_ASSIGN_OR_RETURN(*spec.mutable_source(), AbsolutePath(options.path));
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
@@ -146,6 +156,9 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
     CKPTD_ASSIGN_OR_RETURN(const DtypePolicy dtypes, ToDtypePolicy(options.dtype, options.keep_f32));
     return RunDeviceMap(options.path, dtypes, options.remote, options.device_map, context);
   }
+  if (options.remote && !options.html.empty()) {
+    return UsageError("--html shows a plan that is made here; leave out --remote");
+  }
   // Mistakes in options are reported before a large checkpoint is planned.
   if (!options.hardware.empty()) CKPTD_RETURN_IF_ERROR(FindHardware(options.hardware).status());
   CKPTD_ASSIGN_OR_RETURN(PlanOutput plan, Plan(options, context));
@@ -159,6 +172,7 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
   }
   PrintPlan(plan.plan(), options.reader == "rank0", context.io.out);
   if (plan.has_prediction()) PrintPrediction(options, plan.prediction(), context.io.out);
+  if (!options.html.empty()) context.Note("the picture is in " + options.html);
   for (const std::string& warning : plan.warnings()) context.Note("warning: " + warning);
   return kExitFine;
 }
@@ -168,6 +182,7 @@ constexpr char kHelp[] =
     "  ckptctl plan /models/llama --layout fsdp:8\n"
     "  ckptctl plan /models/llama --layout hsdp:2x4 --dtype BF16 --keep-fp32 '*.norm.*'\n"
     "  ckptctl plan /models/llama --layout @layout.json --output json\n"
+    "  ckptctl plan /models/llama --layout fsdp:8 --html plan.html\n"
     "  ckptctl plan /models/llama --layout fsdp:64 --hardware h200x8 --reader all\n"
     "  ckptctl plan /models/llama --device-map auto --max-memory 0=20GiB,1=20GiB,cpu=64GiB \\\n"
     "    --no-split 'model.layers.*'\n\n"
@@ -196,6 +211,9 @@ void AddPlan(CLI::App& app, Context& context) {
                    "Keep floating tensors of these names in F32; may be given again")
       ->type_name("GLOB")
       ->allow_extra_args(false);
+  verb->add_option("--html", options->html,
+                   "Write a page that shows which rank gets which part of which file")
+      ->type_name("FILE");
   verb->add_flag("--remote", options->remote, "Let the daemon plan, with the files as it sees them");
   verb->add_option("--hardware", options->hardware,
                    fmt::format("Predict how long the load takes on {}, or on what a file describes",

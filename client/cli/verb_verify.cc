@@ -35,8 +35,9 @@ struct Options {
   std::string write_manifest;  // write a manifest of the files to it
 };
 
-// What is checked in files without a manifest.
-constexpr char kFilesAlone[] = "headers and sizes of the files";
+// What is found of files without a manifest.
+constexpr char kFilesAlone[] =
+    "headers and sizes of the files are right, and every byte can be read";
 
 struct Verified {
   VerifyOutput output;
@@ -121,8 +122,10 @@ Verified OfFiles(const std::string& path, const std::string& how, const OpenedCh
 
 absl::StatusOr<Verified> VerifyFiles(const std::string& path) {
   CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenNamed(path));
-  CKPTD_RETURN_IF_ERROR(CheckUnchanged(opened.index));
-  return OfFiles(path, kFilesAlone, opened);
+  CKPTD_RETURN_IF_ERROR(MakeManifest(opened.index).status());
+  Verified out = OfFiles(path, kFilesAlone, opened);
+  out.compared = false;
+  return out;
 }
 
 absl::StatusOr<Verified> CompareWithManifest(const Options& options) {
@@ -283,8 +286,9 @@ void AddVerify(CLI::App& app, Context& context) {
       app, "verify", "Check a loaded checkpoint's bytes, or files",
       "A checkpoint's digests are computed again and compared; exit code 5, the names of the\n"
       "tensors and the files they were read from say what differs. They are of one rank's shard:\n"
-      "--rank chooses whose. Of files, the headers and sizes are checked, without a daemon; beside\n"
-      "a manifest that was kept of them, or of what they were copied from, every byte.\n\n"
+      "--rank chooses whose. Of files of any format, headers and sizes are checked and every byte is\n"
+      "read, without a daemon; with a manifest that was kept of them, or of what they were copied\n"
+      "from, every byte is compared.\n\n"
       "Examples:\n"
       "  ckptctl verify checkpoints/3f9a12c4\n"
       "  ckptctl verify checkpoints/3f9a12c4 --attached\n"

@@ -50,6 +50,7 @@ const (
 	ReasonJoinRefused        = "JOIN_REFUSED"
 	ReasonDeadline           = "DEADLINE"
 	ReasonDaemonUnreachable  = "DAEMON_UNREACHABLE"
+	ReasonTargetInvalid      = "TARGET_INVALID"
 	ReasonInvalidRequest     = "INVALID_REQUEST"
 	ReasonInvalidReply       = "INVALID_REPLY"
 	ReasonConfigInvalid      = "CONFIG_INVALID"

@@ -124,12 +124,12 @@ absl::StatusOr<Content> Choose(const CheckpointIndex& index, const Choice& choic
   }
   for (const Patterns* patterns : {&include, &exclude}) {
     const std::string unused = patterns->Unused();
-    if (!unused.empty()) {
+    if (!unused.empty() && !choice.may_match_nothing) {
       return Invalid(fmt::format("no name matches {}; `ckptctl inspect --tensors` lists the names",
                                  Quoted(unused)));
     }
   }
-  if (content.tensors.empty()) return Invalid("nothing is left to write");
+  if (content.tensors.empty() && !choice.may_match_nothing) return Invalid("nothing is left");
   if (IsOfTorch(index.format)) SortAsInFiles(content.tensors);
   CKPTD_RETURN_IF_ERROR(CheckNames(content));
   return content;

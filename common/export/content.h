@@ -35,6 +35,7 @@ struct Choice {
   // Patterns (common/layout/glob.h) of names before they are changed; no `include`: all.
   std::vector<std::string> include = {};
   std::vector<std::string> exclude = {};
+  bool may_match_nothing = false;  // else each pattern matches a name
   // The new name of an old one; null: it stays.
   std::function<std::string(const std::string&)> rename = nullptr;
   // Also entries that are no tensors (EntryKind::kObject), which DCP alone can hold.
@@ -45,7 +46,7 @@ struct Choice {
 
 // The order is that of the files for torch's, whose dicts have one, and of the names for others.
 // An alias stays one, also where its tensor's first name is left out. Errors: InvalidArgument
-// INVALID_REQUEST for a pattern that no name matches, for two tensors that get one name, and where
+// INVALID_REQUEST for a pattern that matches nothing, for two tensors that get one name, and where
 // nothing is left.
 absl::StatusOr<Content> Choose(const CheckpointIndex& index, const Choice& choice);
 

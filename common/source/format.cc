@@ -46,6 +46,13 @@ absl::StatusOr<Listing> ListSource(const Storage& storage, const std::string& so
   return out;
 }
 
+bool HasUsualWeights(const Listing& listing) {
+  return std::any_of(listing.names.begin(), listing.names.end(), [](const std::string& name) {
+    return name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json") ||
+           name == "pytorch_model.bin" || name == "pytorch_model.bin.index.json";
+  });
+}
+
 absl::Status FilesMissing(const std::string& folder, const std::vector<std::string>& names,
                           std::string_view advice) {
   constexpr size_t kRoom = 1200;  // bytes of the sentence

@@ -35,6 +35,10 @@ struct Listing {
 // kMaxFolderEntries.
 absl::StatusOr<Listing> ListSource(const Storage& storage, const std::string& source);
 
+// Whether it is a folder with weights as transformers and accelerate call them: then it means those,
+// unless another part is asked for.
+bool HasUsualWeights(const Listing& listing);
+
 // The error for files that a folder lacks: NotFound SOURCE_NOT_FOUND, fact "file" the first one. The
 // sentence names all of them, or as many as it has room for. `names` are relative to the folder, not
 // empty, and end "opening FOLDER: it lacks NAMES; ADVICE".

@@ -15,6 +15,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/source/hub_cache.h"
+#include "common/source/odd_tensors.h"
 #include "common/source/path_text.h"
 #include "common/source/registry.h"
 
@@ -145,6 +146,9 @@ absl::StatusOr<OpenedCheckpoint> OpenWithRemarks(const std::string& source,
   opened.index.source = JoinPart(named.listing.source, named.listing.part);
   opened.index.part = named.listing.part;
   opened.index.format = named.format.name();
+  for (std::string& remark : RemarksOnOddTensors(opened.index)) {
+    opened.remarks.push_back(std::move(remark));
+  }
   return opened;
 }
 

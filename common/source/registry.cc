@@ -4,6 +4,7 @@
 #include "common/source/formats/deepspeed/format.h"
 #include "common/source/formats/gguf/format.h"
 #include "common/source/formats/offload/format.h"
+#include "common/source/formats/per_rank/format.h"
 #include "common/source/formats/safetensors/format.h"
 #include "common/source/formats/torch/format.h"
 #include "common/source/formats/unrecognised/format.h"
@@ -30,6 +31,7 @@ absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::stri
 
 std::span<const CheckpointFormat* const> Formats() {
   static const DeepSpeedFormat deepspeed{};
+  static const PerRankFormat per_rank{};
   static const DcpFormat dcp{};
   static const TorchFormat torch{};
   static const OffloadFormat offload{};
@@ -38,6 +40,7 @@ std::span<const CheckpointFormat* const> Formats() {
   static const UnrecognisedFormat unrecognised{};
   static const CheckpointFormat* const all[] = {
       &deepspeed,
+      &per_rank,
       &dcp,
       &torch,
       &offload,
@@ -53,7 +56,11 @@ const CheckpointFormat& FormatOf(const Storage& storage, const Listing& listing)
   for (const CheckpointFormat* format : formats.first(formats.size() - 1)) {
     if (format->Recognise(storage, listing)) return *format;
   }
-  return *formats.back();
+  if (listing.part.empty()) return *formats.back();
+  // The format of the whole says which parts there are.
+  Listing whole = listing;
+  whole.part.clear();
+  return FormatOf(storage, whole);
 }
 
 }  // namespace ckptd

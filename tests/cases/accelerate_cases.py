@@ -321,9 +321,21 @@ def files_of_other_formats_are_refused_as_by_accelerate(bench):
         for load in (accelerate.utils.modeling.load_state_dict, lambda p: ckptd.torch.load_state_dict(p, address=bench.address)):
             with fails(FileNotFoundError):
                 load("/nowhere/model.safetensors")
+    dist.barrier()
+
+
+def files_of_torch_are_lazy_as_others(bench):
+    if bench.rank == 0:
+        tied = torch.arange(12.0).reshape(3, 4)
+        state = {"a": torch.ones(2, dtype=torch.complex128), "b": tied.t(), "c": tied, "d": tied, "module.e": tied[1]}
         path = os.path.join(bench.folder, "model.bin")
         torch.save(state, path)
-        assert torch.equal(ckptd.torch.load_state_dict(path, address="/nowhere/x")["a"], state["a"])
+        theirs = accelerate.utils.modeling.load_state_dict(path)
+        mine = ckptd.torch.load_state_dict(path, address=bench.address)
+        assert isinstance(mine, ckptd.torch.LazyStateDict) and mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+        torch.save({**state, "epoch": 3}, path)  # more than tensors: torch's own dict
+        assert ckptd.torch.load_state_dict(path, address=bench.address)["epoch"] == 3
     dist.barrier()
 
 
@@ -450,6 +462,7 @@ TWO = [
     a_folder_is_read_by_accelerate_where_that_was_allowed,
     names_of_a_lazy_dict_change_without_reading,
     files_of_other_formats_are_refused_as_by_accelerate,
+    files_of_torch_are_lazy_as_others,
     devices_are_those_of_accelerate_s_map,
     what_is_patched_is_put_back,
     a_checkpoint_is_loaded_by_accelerate_under_the_patch,

@@ -260,16 +260,6 @@ def once(owner, name, error):
     assert len(calls) > 1, "the others were not asked for"
 
 
-def a_rank_that_reads_other_files_by_itself_waits_for_nobody(bench):
-    if bench.rank == 0:
-        path, model = os.path.join(bench.folder, "alone.bin"), Bare()
-        torch.save(numbers(Bare()), path)
-        with in_time():
-            ckptd.accelerate.load_checkpoint_in_model(model, path, address=bench.address, timeout=60)
-        assert_same_values(model, numbers(Bare()))
-    dist.barrier()
-
-
 def assert_same_values(model, state):
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
@@ -289,5 +279,4 @@ CASES = {2: [
     from_pretrained_where_one_rank_is_interrupted_loads_the_next_time,
     from_pretrained_natively_when_one_of_the_files_cannot_be_opened_on_one_rank,
     a_rank_that_raises_raises_on_all_though_the_native_way_is_open,
-    a_rank_that_reads_other_files_by_itself_waits_for_nobody,
 ]}

@@ -46,7 +46,13 @@ def mixed():
     return model
 
 
-def numbers(dtype=torch.float32, seed=3, without=("head.weight",), more=()):
+def untied_types():
+    model = on_meta(tied=False)
+    model.head.to(torch.bfloat16)
+    return model
+
+
+def numbers(dtype=torch.float32, seed=3, without=("head.weight",), more=(), prefix=""):
     """What a checkpoint of Model holds; floating tensors as `dtype`."""
     generator = torch.Generator().manual_seed(seed)
     state = {}
@@ -58,7 +64,7 @@ def numbers(dtype=torch.float32, seed=3, without=("head.weight",), more=()):
         else:
             state[name] = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.dtype)
     state.update(more)
-    return state
+    return {prefix + name: tensor for name, tensor in state.items()}
 
 
 def save(folder, state, form="file", metadata=None):
@@ -74,23 +80,33 @@ def save(folder, state, form="file", metadata=None):
     if form in ("file", "folder"):
         save_file(state, folder / "model.safetensors", metadata=metadata or None)
         return folder / "model.safetensors" if form == "file" else folder
-    if form == "bin":
-        torch.save(state, folder / "pytorch_model.bin")
-        return folder
+    if form in ("bin", "bin file", "legacy bin file"):
+        path = folder / "pytorch_model.bin"
+        torch.save(state, path, _use_new_zipfile_serialization=form != "legacy bin file")
+        return folder if form == "bin" else path
+    return _save_parts(folder, state, form, metadata or None)
+
+
+def _save_parts(folder, state, form, metadata):
+    pickled, bare = "bin" in form, form.startswith("bare")
     names, files = list(state), {}
     for number in range(3):
         part = {name: state[name] for name in names[number::3]}
-        file = f"model-{number + 1:05d}-of-00003.safetensors"
-        save_file(part, folder / file, metadata=metadata or None)
+        file = f"model-{number + 1:05d}-of-00003.{'bin' if pickled else 'safetensors'}"
+        if pickled:
+            torch.save(part, folder / file)
+        else:
+            save_file(part, folder / file, metadata=metadata)
         files.update(dict.fromkeys(part, file))
-    bare = form == "bare index"
     written = files if bare else {"metadata": {"total_size": 1}, "weight_map": files}
-    index = folder / ("weights.json" if bare else "model.safetensors.index.json")
+    usual = "pytorch_model.bin.index.json" if pickled else "model.safetensors.index.json"
+    index = folder / ("weights.json" if bare else usual)
     index.write_text(json.dumps(written))
-    return folder if form == "folder of an index" else index
+    return folder if form.startswith("folder") else index
 
 
-FORMS = ("file", "folder", "index", "folder of an index", "bare index", "bin")
+PICKLED = ("bin", "bin file", "legacy bin file", "bin index", "folder of a bin index", "bare bin index")
+FORMS = ("file", "folder", "index", "folder of an index", "bare index", *PICKLED)
 
 
 def tensors_of(model):
@@ -228,6 +244,24 @@ CALLS += [Call(f"no tensors in a {form}, {'strict, ' if strict else ''}{'a map' 
           for form in ("file", "index", "bare index") for device_map in (None, ALL_CPU) for strict in (False, True)]
 CALLS += [Call(f"{form}, {'a map' if device_map else 'no map'}", device_map, form=form, offload=bool(device_map))
           for form in FORMS for device_map in (None, BY_PART)]
+# What only files of torch hold: views, tensors under several names, wrappers' prefixes.
+VIEWS = {"layers.0.up.weight": torch.arange(128.0).reshape(8, 16).t(), "embed.weight": torch.arange(999.0)[5:93].view(11, 8),
+         "layers.2.norm.bias": torch.tensor(1.5).expand(8)}
+SHARED = (lambda weight: {"embed.weight": weight, "head.weight": weight})(torch.arange(88.0).reshape(11, 8))
+for device_map in (None, ALL_CPU, DISK):
+    how = {"device_map": device_map, "form": "bin file", "offload": device_map is DISK}
+    with_map = f", {'no' if device_map is None else 'a'} map{' to disk' if device_map is DISK else ''}"
+    CALLS += [
+        Call(f"views{with_map}", state={"more": VIEWS}, **how),
+        Call(f"tied in the file{with_map}", state={"more": SHARED}, **how),
+        Call(f"tied in the file alone{with_map}", state={"more": SHARED}, build=lambda: on_meta(tied=False), **how),
+        Call(f"tied in the file alone, of two types in the model{with_map}", state={"more": SHARED, "dtype": F64},
+             build=lambda: untied_types(), **how),
+        Call(f"pickled, as bfloat16{with_map}", options={"dtype": BF16}, **how),
+        Call(f"pickled, a prefix of a wrapper{with_map}", state={"prefix": "module."}, build=Model, **how),
+        Call(f"pickled, strict and more{with_map}", state={"more": {"x": torch.ones(2)}}, build=Model,
+             **{**how, "options": {"strict": True}}),
+    ]
 
 # What accelerate's function fails for, and a call of it that means the same. A map of one device
 # is handed to safetensors, which knows few.

@@ -154,6 +154,16 @@ class Bench:
         torch.distributed.barrier()
         return path
 
+    def save_pickled(self, tensors):
+        """One file of torch for all ranks, written by the first; every other matrix is a view of its transpose."""
+        self.saved += 1
+        path = os.path.join(self.folder, f"{self.case}-{self.saved}.bin")
+        if self.rank == 0:
+            turned = {n: t.t().contiguous().t() if t.dim() == 2 and i % 2 else t for i, (n, t) in enumerate(tensors.items())}
+            torch.save(turned, path)
+        torch.distributed.barrier()
+        return path
+
     def save_shards(self, tensors):
         """A folder with an index of two files, for all ranks, written by the first."""
         self.saved += 1
@@ -181,6 +191,7 @@ class Bench:
         trains=True,
         optimizer=torch.optim.AdamW,
         cast=None,
+        save=None,
         **options,
     ):
         """The whole round: load, compare, train, compare, load again, compare."""
@@ -198,7 +209,7 @@ class Bench:
         wrap(ours)
         identities = {name: id(p) for name, p in ours.named_parameters()}
         trainer = optimizer([p for p in ours.parameters() if p.requires_grad], lr=0.05)
-        path = self.save(state)
+        path = (save or self.save)(state)
         result = self.load(ours, path, dtype=cast, **options)
         assert result.copied == {} and result.replaced == {}, (result.copied, result.replaced)
         assert result.missing == [] and result.unexpected == [], result
@@ -245,6 +256,15 @@ def kept_after_forward(bench):
         fully_shard(m, reshard_after_forward=False)
 
     bench.compare(wrap)
+
+
+def pickled(bench):
+    bench.compare(lambda m: fully_shard(m), save=bench.save_pickled)
+
+
+def pickled_and_cast(bench):
+    ours, _ = bench.compare(fully_shard, dtype=torch.float64, save=bench.save_pickled)
+    assert ours.up.weight.dtype == torch.float32
 
 
 def tied(bench):
@@ -476,6 +496,8 @@ CASES = {
         plain_root,
         nested,
         kept_after_forward,
+        pickled,
+        pickled_and_cast,
         tied,
         tied_stored_under_the_other_name,
         frozen,

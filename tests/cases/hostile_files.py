@@ -35,7 +35,8 @@ of_value("calls_posix_system_by_name_on_the_stack", UNSAFE,
          text("posix") + text("system") + b"\x93" + tuple_of(text("id")) + b"R", protocol=4)
 of_value("calls_eval", UNSAFE, call("__builtin__.eval", text("1")))
 of_value("makes_a_process", UNSAFE, symbol("subprocess.Popen") + tuple_of(list_of(text("id"))) + b"\x81")
-of_value("makes_a_process_by_keywords", UNSAFE, symbol("subprocess.Popen") + b")" + dict_of([("args", text("id"))]) + b"\x92")
+of_value("makes_a_process_by_keywords", UNSAFE,
+         symbol("subprocess.Popen") + b")" + dict_of([("args", text("id"))]) + b"\x92")
 of_value("calls_by_inst", UNSAFE, b"(" + text("id") + b"ios\nsystem\n")
 of_value("calls_by_obj", UNSAFE, b"(" + symbol("os.system") + text("id") + b"o")
 of_value("calls_what_getattr_finds", UNSAFE,
@@ -75,7 +76,8 @@ def of_tensor(name, reason, written, storages=None):
     of_bytes(name, reason, torch_file(pickled(dict_of([("w", written)])), storages))
 
 
-of_tensor("a_storage_that_is_longer_than_its_record", INVALID, tensor(of=storage(numel=1 << 40), size=(1 << 40,), stride=(1,)))
+of_tensor("a_storage_that_is_longer_than_its_record", INVALID,
+          tensor(of=storage(numel=1 << 40), size=(1 << 40,), stride=(1,)))
 of_tensor("a_view_past_the_end", INVALID, tensor(size=(2, 4), stride=(3, 1)))
 of_tensor("a_view_before_the_beginning", INVALID, tensor(offset=-1))
 of_tensor("a_view_with_a_stride_that_wraps", INVALID, tensor(stride=(1 << 62, 1)))
@@ -87,6 +89,7 @@ of_tensor("a_storage_of_no_known_type", UNSUPPORTED, tensor(of=storage(kind="a.S
 # -- zip files that lie ------------------------------------------------------------------------
 
 GOOD = pickled(dict_of([("w", tensor())]))
+PICKLE = Record("m/data.pkl", GOOD)
 DATA = Record("m/data/0", bytes(24))
 VERSION = Record("m/version", b"3\n")
 
@@ -107,24 +110,27 @@ def bomb():
 of_records("a_pickle_of_zeros_that_were_packed", INVALID, bomb, DATA, VERSION)
 of_records("a_packed_pickle_that_is_longer_than_it_says", INVALID,
            lambda: Record("m/data.pkl", deflated(GOOD + bytes(80_000_000)), method=8, plain=len(GOOD)), DATA, VERSION)
-of_records("a_packed_storage", UNSUPPORTED, Record("m/data.pkl", GOOD),
+of_records("a_packed_storage", UNSUPPORTED, PICKLE,
            Record("m/data/0", deflated(bytes(24)), method=8, plain=24, crc=0), VERSION)
-of_records("two_pickles_of_one_name", INVALID, Record("m/data.pkl", GOOD), DATA, Record("m/data.pkl", GOOD), VERSION)
-of_records("records_that_overlap", INVALID, Record("m/data.pkl", GOOD), DATA,
+of_records("two_pickles_of_one_name", INVALID, PICKLE, DATA, PICKLE, VERSION)
+of_records("records_that_overlap", INVALID, PICKLE, DATA,
            Record("m/data/1", bytes(24), offset=30), VERSION)
-of_records("a_record_that_begins_in_another_one", INVALID, Record("m/data.pkl", GOOD),
+of_records("a_record_that_begins_in_another_one", INVALID, PICKLE,
            Record("m/data/0", bytes(24), plain=1000, packed=1000), VERSION)
-of_records("another_name_in_the_record_itself", INVALID, Record("m/data.pkl", GOOD, local_name="m/evil.pkl"), DATA, VERSION)
-of_records("a_record_past_the_end", INVALID, Record("m/data.pkl", GOOD), Record("m/data/0", bytes(24), offset=1 << 31), VERSION)
+of_records("another_name_in_the_record_itself", INVALID,
+           Record("m/data.pkl", GOOD, local_name="m/evil.pkl"), DATA, VERSION)
+of_records("a_record_past_the_end", INVALID, PICKLE,
+           Record("m/data/0", bytes(24), offset=1 << 31), VERSION)
 of_records("a_checksum_of_something_else", INVALID, Record("m/data.pkl", GOOD, crc=1), DATA, VERSION)
 of_records("an_encrypted_pickle", UNSUPPORTED, Record("m/data.pkl", GOOD, flags=1), DATA, VERSION)
-of_records("a_zip64_record_of_half_of_all_bytes", INVALID, Record("m/data.pkl", GOOD), Record(
-    "m/data/0", bytes(24), packed=0xFFFFFFFF, plain=0xFFFFFFFF, extra=struct.pack("<2H2Q", 1, 16, 1 << 63, 1 << 63)), VERSION)
-of_records("a_zip64_directory_of_all_numbers", INVALID, Record("m/data.pkl", GOOD), DATA, VERSION,
+of_records("a_zip64_record_of_half_of_all_bytes", INVALID, PICKLE, Record(
+    "m/data/0", bytes(24), packed=0xFFFFFFFF, plain=0xFFFFFFFF,
+    extra=struct.pack("<2H2Q", 1, 16, 1 << 63, 1 << 63)), VERSION)
+of_records("a_zip64_directory_of_all_numbers", INVALID, PICKLE, DATA, VERSION,
            zip64=((1 << 64) - 1, (1 << 64) - 1, 1))
-of_records("a_zip64_directory_behind_the_end", INVALID, Record("m/data.pkl", GOOD), DATA, VERSION, zip64=(3, 200, 1 << 62))
-of_records("a_directory_behind_the_end", INVALID, Record("m/data.pkl", GOOD), DATA, VERSION, directory_at=1 << 30)
-of_records("a_directory_of_more_records_than_there_are", INVALID, Record("m/data.pkl", GOOD), DATA, VERSION, count=60_000)
+of_records("a_zip64_directory_behind_the_end", INVALID, PICKLE, DATA, VERSION, zip64=(3, 200, 1 << 62))
+of_records("a_directory_behind_the_end", INVALID, PICKLE, DATA, VERSION, directory_at=1 << 30)
+of_records("a_directory_of_more_records_than_there_are", INVALID, PICKLE, DATA, VERSION, count=60_000)
 
 # -- the form before it ------------------------------------------------------------------------
 
@@ -175,7 +181,8 @@ def chunk(offsets, sizes):
 
 
 def index_of(offset):
-    return made(DCP + "MetadataIndex", dict_of([("fqn", text("w")), ("offset", size_of(*offset)), ("index", number(0))]))
+    return made(DCP + "MetadataIndex", dict_of(
+        [("fqn", text("w")), ("offset", size_of(*offset)), ("index", number(0))]))
 
 
 def stored(path="__0_0.distcp", offset=0, length=SIZE):
@@ -198,7 +205,8 @@ def metadata(shape, chunks, items=None, root=DCP + "Metadata"):
 
 def of_dcp(name, reason, *arguments, **options):
     def write(folder):
-        (folder / ".metadata").write_bytes(arguments[0] if isinstance(arguments[0], bytes) else metadata(*arguments, **options))
+        whole = arguments[0] if isinstance(arguments[0], bytes) else metadata(*arguments, **options)
+        (folder / ".metadata").write_bytes(whole)
         (folder / "__0_0.distcp").write_bytes(bytes(4096))
         return folder
 

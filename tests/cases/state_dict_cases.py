@@ -100,6 +100,24 @@ def tied_weights_of_a_real_model_stay_tied_as_with_torch(bench):
     assert_trains_alike(mine, theirs)
 
 
+def a_file_of_torch_is_loaded_as_its_dict_with_torch(bench):
+    def build():
+        return Net(tied=True)
+
+    state = numbers(build())
+    both = {**state, "head.weight": state["embed.weight"]}
+    theirs = real(build)
+    torchs(theirs, only_on_first(bench, both), options=BROADCAST)
+    path = bench.save_pickled(both)
+    for mine in (real(build), sharded(build)):
+        set_ours(bench, mine, path)
+        settle_buffers(mine, theirs)
+        assert_equal(mine, theirs, "after the load")
+    inner = real(build)
+    dist_module(bench, inner).load_state_dict(path)
+    assert_equal(inner, theirs, "after DistModule's load")
+
+
 def a_missing_key_is_torch_s_error_on_every_rank(bench):
     state = numbers(Net())
     del state["odd.bias"]
@@ -465,6 +483,7 @@ TWO = [
     a_model_on_meta_trains_as_with_torch,
     a_real_model_keeps_its_types_as_with_torch,
     tied_weights_of_a_real_model_stay_tied_as_with_torch,
+    a_file_of_torch_is_loaded_as_its_dict_with_torch,
     a_missing_key_is_torch_s_error_on_every_rank,
     an_unexpected_key_is_an_error_on_every_rank_and_not_only_on_the_first,
     without_strict_the_result_is_torch_s,

@@ -2,6 +2,7 @@
 
 import torch
 import transformers
+from safetensors.torch import load_file
 
 SIZES = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
          "num_attention_heads": 4}
@@ -28,14 +29,17 @@ MAKERS = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
 
 
 class Case:
-    """One way to load one model. options: of from_pretrained; parallel: one of parallel_options."""
+    """One way to load one model. options: of from_pretrained; parallel: one of parallel_options.
 
-    def __init__(self, name, model, parallel=None, maker=None, shards=None, **options):
+    pickled: from files of torch.
+    """
+
+    def __init__(self, name, model, parallel=None, maker=None, shards=None, pickled=False, **options):
         self.name, self.model, self.parallel, self.shards, self.options = name, model, parallel, shards, options
-        self.maker = maker or MAKERS.get(model, "AutoModelForCausalLM")
+        self.maker, self.pickled = maker or MAKERS.get(model, "AutoModelForCausalLM"), pickled
 
     def path(self, folder):
-        return folder / f"{self.model}{'-' + self.shards if self.shards else ''}"
+        return folder / f"{self.model}{'-' + self.shards if self.shards else ''}{'-bin' if self.pickled else ''}"
 
     def save(self, folder):
         """Writes the checkpoint, unless it is there; its folder."""
@@ -44,7 +48,10 @@ class Case:
             torch.manual_seed(11)
             made = getattr(transformers, MAKERS.get(self.model, "AutoModelForCausalLM"))
             named = {"max_shard_size": self.shards} if self.shards else {}
-            made.from_config(CONFIGS[self.model]()).save_pretrained(path, **named)
+            model = made.from_config(CONFIGS[self.model]())
+            model.save_pretrained(path, **named)
+            if self.pickled:
+                pickle_files(path, model)
         return path
 
     def load(self, path, world):
@@ -55,6 +62,20 @@ class Case:
         torch.manual_seed(5)  # for what a checkpoint lacks
         maker = getattr(transformers, self.maker)
         return maker.from_pretrained(str(path), output_loading_info=True, **options)
+
+
+def pickle_files(path, model):
+    """Writes what save_pretrained has written as files of torch in its place, a single one with its ties."""
+    files = sorted(path.glob("*.safetensors"))
+    for file in files:
+        state = model.state_dict() if len(files) == 1 else load_file(file)
+        torch.save(state, path / file.name.replace("model", "pytorch_model", 1).replace(".safetensors", ".bin"))
+        file.unlink()
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        text = index.read_text().replace('"model-', '"pytorch_model-').replace(".safetensors", ".bin")
+        (path / "pytorch_model.bin.index.json").write_text(text)
+        index.unlink()
 
 
 def parallel_options(parallel, world):
@@ -86,6 +107,11 @@ PLAIN = [
     Case("bert", "bert"),
     Case("bert's encoder", "bert", maker="AutoModel", dtype=F16),
     Case("t5, some kept in float32", "t5", dtype=F16),
+    Case("llama, pickled", "llama", pickled=True, dtype="auto"),
+    Case("llama in several pickled files", "llama", shards="100KB", pickled=True, dtype=BF16),
+    Case("mixtral, pickled", "mixtral", pickled=True, dtype=F16),
+    Case("gpt2, tied and pickled", "gpt2", pickled=True),
+    Case("bert's encoder, pickled", "bert", maker="AutoModel", pickled=True),
 ]
 TP = [
     Case("tp llama", "llama", "tp"),
@@ -115,7 +141,12 @@ FOUR = [
     Case("fsdp of four llama of an odd vocabulary", "llama-odd", "fsdp"),
     Case("ep of four qwen3 with experts", "qwen3-moe", "ep"),
 ]
-CASES = {1: PLAIN, 2: TP + FSDP + STAGES, 4: FOUR} if FIVE else {1: PLAIN, 2: TP}
+PICKLED = [
+    Case("tp llama in several pickled files", "llama", "tp", shards="100KB", pickled=True),
+    Case("tp qwen2, tied and pickled", "qwen2", "tp", pickled=True),
+    Case("fsdp mixtral, pickled", "mixtral", "fsdp", pickled=True, dtype=BF16),
+]
+CASES = {1: PLAIN, 2: TP + FSDP + STAGES + PICKLED, 4: FOUR} if FIVE else {1: PLAIN, 2: TP}
 
 
 def _bits(tensor):

@@ -58,7 +58,8 @@ class Walk {
     if (value.is(Kind::kPersistent)) Require(value.items().size() == 1, "it has one id");
     if (!value.is(Kind::kRecord)) return;
     Visit(value.callee());
-    for (const std::string_view module : {"os.", "posix.", "subprocess.", "sys.", "builtins.eval"}) {
+    for (const std::string_view module :
+         {"os.", "posix.", "subprocess.", "sys.", "builtins.eval"}) {
       Require(!value.ClassName().starts_with(module), "nothing is called that executes");
     }
   }

@@ -162,7 +162,7 @@ def test_a_bit_that_flips_on_disk_is_found_by_tensor_and_file_beside_a_manifest(
     assert group.json("verify", copy, "--manifest", manifest)["ok"]
     file = copy / "b.safetensors"
     flip(file, file.read_bytes().find(tensors["second"].numpy().tobytes()) + 5000)
-    assert group.json("verify", copy)["ok"]  # headers and sizes alone do not show it
+    assert group.json("verify", copy)["ok"]  # what can be read alone does not show it
     answer = group.ctl("verify", copy, "--manifest", manifest)
     assert answer.returncode == 5
     assert json.loads(answer.stdout)["differences"] == [

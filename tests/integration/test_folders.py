@@ -313,13 +313,13 @@ def test_what_is_no_path_at_all_is_a_type_error(given, sentence):
 # -- a source is recognised before anyone waits --------------------------------
 
 
-def weights_bin(folder):
-    torch.save({}, folder / "weights.bin")
+def a_pointer_in_place_of_a_file(folder):
+    (folder / "weights.bin").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 1\n")
     return folder / "weights.bin"
 
 
-def a_folder_of_pickles(folder):
-    torch.save({}, folder / "pytorch_model.bin")
+def a_folder_of_a_pickle_that_runs_something(folder):
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     return folder
 
 
@@ -350,7 +350,7 @@ def a_folder_one_level_above(folder):
 
 
 UNREADABLE = {
-    weights_bin: "PyTorch files", a_folder_of_pickles: "PyTorch files", a_distributed_checkpoint: "DCP",
+    a_pointer_in_place_of_a_file: "Git LFS", a_folder_of_a_pickle_that_runs_something: "system", a_distributed_checkpoint: "DCP",
     no_such_file: "check the path", a_broken_header: "HeaderTooSmall", an_index_of_pickles: "not .safetensors",
     a_folder_one_level_above: "name the one below that holds them: checkpoint-500",
 }  # fmt: skip

@@ -133,14 +133,33 @@ def test_a_load_that_fails_ends_from_pretrained_or_goes_on_natively_if_allowed(s
             assert difference(facts_of(made.eval()), facts_of(model)) is None
 
 
-def test_a_file_that_the_daemons_do_not_read_is_refused(start, path, tmp_path):
+def test_a_pickle_that_would_run_something_is_refused(start, path, tmp_path):
     folder = tmp_path / "bin"
     folder.mkdir()
-    torch.save(CASE.load(path, 1)[0].state_dict(), folder / "pytorch_model.bin")
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     (folder / "config.json").write_text((path / "config.json").read_text())
     with ckptd.patch(address=start(1).address(0)):
-        with pytest.raises(ckptd.Unimplemented, match="safetensors files only"):
+        with pytest.raises(ckptd.Error, match="system"):
             CASE.load(folder, 1)
+
+
+def test_a_file_of_torch_is_read_once_by_the_daemon(start, tmp_path):
+    group, case = start(1), Case("pickled", "llama", pickled=True)
+    saved = case.save(tmp_path)
+    with ckptd.patch(address=group.address(0)):
+        model, _ = case.load(saved, 1)
+    assert "memfd" in mapping_of(model.model.layers[1].mlp.up_proj.weight.data_ptr())
+    loads = listed(group)
+    assert len(loads) == 1 and loads[0]["source"].endswith("pytorch_model.bin")
+
+
+def test_without_a_daemon_a_file_of_torch_is_read_natively_if_allowed(tmp_path):
+    case = Case("pickled", "llama", pickled=True)
+    saved = case.save(tmp_path)
+    native, _ = case.load(saved, 1)
+    with ckptd.patch(address=str(tmp_path / "none.sock"), timeout=0.2, fallback="native"):
+        first, _ = case.load(saved, 1)
+    assert difference(facts_of(native), facts_of(first)) is None
 
 
 def test_the_kill_switch_leaves_transformers_alone(monkeypatch, path, tmp_path, caplog):

@@ -1,5 +1,6 @@
 """Without daemons the same files make a checkpoint as with them: ckptctl inspect is who knows."""
 
+import io
 import json
 import os
 import pathlib
@@ -19,7 +20,14 @@ def holding(name):
     return len(header).to_bytes(8, "little") + header + b"x"
 
 
-A, B = holding("x"), holding("y")
+def pickled(name):
+    torch = pytest.importorskip("torch")
+    file = io.BytesIO()
+    torch.save({name: torch.ones(1)}, file)
+    return file.getvalue()
+
+
+A, B, PICKLE = holding("x"), holding("y"), pickled("x")
 USUAL = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
@@ -56,8 +64,14 @@ SHAPES = {
     "one file over an index": (
         {"model.safetensors": A, USUAL: index(y="b.safetensors"), "b.safetensors": B, "pytorch_model.bin": b""}, ""),
     "the usual index over pickles": ({USUAL: index(x="a.safetensors"), "a.safetensors": A, "pytorch_model.bin": b""}, ""),
-    "pickles over other files": ({"pytorch_model.bin": b"", "a.safetensors": A}, ""),
-    "an index of pickles over a series": ({"pytorch_model.bin.index.json": b"", FIRST: A, SECOND: B}, ""),
+    "pickles over other files": ({"pytorch_model.bin": PICKLE, "a.safetensors": A}, ""),
+    "an index of pickles over a series": (
+        {"pytorch_model.bin.index.json": index(x="a.bin"), "a.bin": PICKLE, FIRST: A, SECOND: B}, ""),
+    "pickles alone": ({"pytorch_model.bin": PICKLE, "config.json": b"{}"}, ""),
+    "an index of pickles alone": (
+        {"pytorch_model.bin.index.json": index(x="a.bin"), "a.bin": PICKLE, "b.bin": PICKLE}, ""),
+    "a pickle by its path": ({"a.pt": PICKLE, "a.safetensors": A}, "a.pt"),
+    "an index of pickles by its path": ({"x.json": index(x="a.bin"), "a.bin": PICKLE}, "x.json"),
     "a series over other files": ({FIRST: A, SECOND: B, "c.safetensors": A}, ""),
     "a series with a gap": ({FIRST: A, "c.safetensors": A}, ""),
     "a series from zero": ({"m-00000-of-00002.safetensors": A, "m-00001-of-00002.safetensors": B}, ""),

@@ -26,13 +26,25 @@ def test_a_file_is_passed_alone_and_one_that_cannot_be_opened_is_not(tmp_path):
     assert _passing.files_of(str(tmp_path / "pipe")) == []
 
 
-def test_of_a_folder_all_files_are_passed_and_no_folders(tmp_path):
+def test_of_a_folder_all_files_are_passed(tmp_path):
     for name in ("config.json", "m.safetensors", "pytorch_model.bin"):
         (tmp_path / name).write_bytes(b"{}")
     (tmp_path / "folder").mkdir()
     (tmp_path / "link.safetensors").symlink_to("m.safetensors")
     (tmp_path / "dangling").symlink_to("none")
     assert names_of(tmp_path) == ["config.json", "link.safetensors", "m.safetensors", "pytorch_model.bin"]
+
+
+def test_folders_in_a_folder_are_passed_with_it_if_they_are_not_too_many(tmp_path, monkeypatch):
+    for name in ("a.bin", "step/b.bin", "step/rank/c.bin", ".cache/d.bin", "1/2/3/4/e.bin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "step/round").symlink_to("..")
+    names = names_of(tmp_path)
+    assert names[:3] == ["a.bin", "step/b.bin", "step/rank/c.bin"] and "step/round/a.bin" in names
+    assert not {".cache/d.bin", "1/2/3/4/e.bin"} & set(names)
+    monkeypatch.setattr(_passing, "_MOST_FILES", 2)
+    assert names_of(tmp_path) == ["a.bin", "step/b.bin"]
 
 
 def test_what_an_index_names_is_passed_with_it(tmp_path):

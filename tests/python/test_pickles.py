@@ -192,8 +192,9 @@ def test_names_within_classes_are_symbols(tool, protocol):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_numbers_of_numpy_are_numbers(tool, protocol):
     np = pytest.importorskip("numpy")
-    for made in (np.float64(1.5), np.float32(0.1), np.float16(2.5), np.int8(-3), np.int64(1 << 40), np.uint64((1 << 64) - 1),
-                 np.bool_(True), np.complex64(1 + 2j), np.array([258], ">i4")[0], np.dtype(">f8").type(7)):
+    for made in (np.float64(1.5), np.float32(0.1), np.float16(2.5), np.int8(-3), np.int64(1 << 40),
+                 np.uint64((1 << 64) - 1), np.bool_(True), np.complex64(1 + 2j), np.array([258], ">i4")[0],
+                 np.dtype(">f8").type(7)):
         read = tool.read(pickle.dumps(made, protocol))
         assert read == made.item() and type(read) is type(made.item())
     assert tool.read(pickle.dumps(np.arange(3.0), protocol)).callee.name.endswith(("_reconstruct", "_frombuffer"))
@@ -248,8 +249,8 @@ def test_references_to_what_executes_are_read(tool):
 def test_names_of_python_2_are_mapped_as_python_maps_them(tool):
     import _compat_pickle
 
-    known = ["__builtin__", "copy_reg", "Queue", "thread", "repr", "StringIO", "cStringIO", "cPickle", "UserDict", "commands",
-             "urllib2", "_abcoll"]
+    known = ["__builtin__", "copy_reg", "Queue", "thread", "repr", "StringIO", "cStringIO", "cPickle", "UserDict",
+             "commands", "urllib2", "_abcoll"]
     for module in known:
         read = tool.read(f"c{module}\nsomething\n.".encode())
         assert read == Symbol(_compat_pickle.IMPORT_MAPPING[module] + ".something")

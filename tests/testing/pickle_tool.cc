@@ -1,7 +1,9 @@
 // Reads lines of hexadecimal, each a pickle; prints a line of JSON for each: ["error", reason,
-// sentence], or what it describes as [kind, ...]. A container that comes again is ["again", number]:
-// containers are numbered in the order in which they begin. For tests/python/test_pickles.py.
-//   pickle_tool --time FILE    MB for each second of the processor that reading it takes, the best of several times
+// sentence], or what it describes as [kind, ...]. A container that comes again is ["again",
+// number]: containers are numbered in the order in which they begin. For
+// tests/python/test_pickles.py.
+//   pickle_tool --time FILE    MB for each second of the processor that reading it takes, the best
+//   of several times
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -31,25 +33,34 @@ class Printer {
     if (value == nullptr) return "null";
     if (depth > kDeepest) return R"(["deep"])";
     switch (value->kind()) {
-      case Kind::kNone: return R"(["none"])";
-      case Kind::kBool: return fmt::format(R"(["bool",{}])", value->boolean());
-      case Kind::kInt: return fmt::format(R"(["int","{}"])", value->integer());
-      case Kind::kBigInt: return fmt::format(R"(["int","{}"])", value->text());
-      case Kind::kFloat: return fmt::format(R"(["float","{:a}"])", value->real());
+      case Kind::kNone:
+        return R"(["none"])";
+      case Kind::kBool:
+        return fmt::format(R"(["bool",{}])", value->boolean());
+      case Kind::kInt:
+        return fmt::format(R"(["int","{}"])", value->integer());
+      case Kind::kBigInt:
+        return fmt::format(R"(["int","{}"])", value->text());
+      case Kind::kFloat:
+        return fmt::format(R"(["float","{:a}"])", value->real());
       case Kind::kComplex:
         return fmt::format(R"(["complex","{:a}","{:a}"])", value->real(), value->imaginary());
-      case Kind::kText: return fmt::format(R"(["text",{}])", Quote(value->text()));
+      case Kind::kText:
+        return fmt::format(R"(["text",{}])", Quote(value->text()));
       case Kind::kBytes:
         return fmt::format(R"(["bytes","{}"])", absl::BytesToHexString(std::string(value->text())));
-      case Kind::kSymbol: return fmt::format(R"(["symbol",{}])", Quote(value->text()));
-      default: return Container(*value, depth + 1);
+      case Kind::kSymbol:
+        return fmt::format(R"(["symbol",{}])", Quote(value->text()));
+      default:
+        return Container(*value, depth + 1);
     }
   }
 
  private:
   std::string Container(const Value& value, int depth) {
     // The empty tuple is one for all.
-    if (value.is(Kind::kTuple) && value.items().empty()) return R"(["tuple",[],[],[],null,null,null])";
+    if (value.is(Kind::kTuple) && value.items().empty())
+      return R"(["tuple",[],[],[],null,null,null])";
     const auto [found, is_new] = numbers_.emplace(&value, numbers_.size());
     if (!is_new) return fmt::format(R"(["again",{}])", found->second);
     static const std::map<Kind, std::string_view> kNames = {

@@ -30,19 +30,20 @@ Meaning MeaningOf(const Value& value) {
 
 absl::Status Unsafe(const Value& symbol) {
   const std::string name = Escape(symbol.text().substr(0, kMostShown));
-  return MakeError(absl::StatusCode::kPermissionDenied, reason::kSourceUnsafe,
-                   fmt::format("its pickle would run {}, which no checkpoint needs; nothing of it "
-                               "was run: find out who wrote the file, and open it with nothing else",
-                               name),
-                   {{"calls", name}});
+  return MakeError(
+      absl::StatusCode::kPermissionDenied, reason::kSourceUnsafe,
+      fmt::format("its pickle would run {}, which no checkpoint needs; nothing of it "
+                  "was run: find out who wrote the file, and open it with nothing else",
+                  name),
+      {{"calls", name}});
 }
 
 // What executes among a callee and its arguments, and what they were made of; nullptr: nothing.
 const Value* FindExecuting(const Value& callee, Items arguments) {
   std::vector<const Value*> open = {&callee};
-  open.insert(open.end(), arguments.begin(),
-              arguments.begin() + static_cast<std::ptrdiff_t>(
-                                      std::min(arguments.size(), kMostLookedAt)));
+  open.insert(
+      open.end(), arguments.begin(),
+      arguments.begin() + static_cast<std::ptrdiff_t>(std::min(arguments.size(), kMostLookedAt)));
   for (size_t i = 0; i < open.size() && i < kMostLookedAt; ++i) {
     const Value& value = *open[i];
     if (MeaningOf(value) == Meaning::kExecutes) return &value;
@@ -90,18 +91,30 @@ absl::StatusOr<const Value*> Caller::Call(const Value& callee, Items arguments,
 
 absl::StatusOr<const Value*> Caller::Construct(const Value& symbol, Items arguments) {
   switch (MeaningOf(symbol)) {
-    case Meaning::kOrderedDict: return OrderedDict(arguments);
-    case Meaning::kSet: return Set(arguments);
-    case Meaning::kBytes: return Bytes(arguments);
-    case Meaning::kComplex: return Complex(arguments);
-    case Meaning::kEncode: return Encode(arguments);
-    case Meaning::kSize: return Size(arguments);
-    case Meaning::kNumpyScalar: return NumpyScalar(arguments, builder_);
-    case Meaning::kGetattr: return Getattr(arguments);
-    case Meaning::kReconstructor: return Reconstructor(arguments);
-    case Meaning::kNewObj: return NewObj(arguments);
-    case Meaning::kNewObjEx: return NewObjEx(arguments);
-    default: return nullptr;
+    case Meaning::kOrderedDict:
+      return OrderedDict(arguments);
+    case Meaning::kSet:
+      return Set(arguments);
+    case Meaning::kBytes:
+      return Bytes(arguments);
+    case Meaning::kComplex:
+      return Complex(arguments);
+    case Meaning::kEncode:
+      return Encode(arguments);
+    case Meaning::kSize:
+      return Size(arguments);
+    case Meaning::kNumpyScalar:
+      return NumpyScalar(arguments, builder_);
+    case Meaning::kGetattr:
+      return Getattr(arguments);
+    case Meaning::kReconstructor:
+      return Reconstructor(arguments);
+    case Meaning::kNewObj:
+      return NewObj(arguments);
+    case Meaning::kNewObjEx:
+      return NewObjEx(arguments);
+    default:
+      return nullptr;
   }
 }
 
@@ -177,8 +190,7 @@ absl::StatusOr<const Value*> Caller::Getattr(Items arguments) {
   }
   const size_t bytes = arguments[0]->text().size() + arguments[1]->text().size() + 1;
   CKPTD_RETURN_IF_ERROR(builder_.CountRepeated(bytes));
-  const std::string name =
-      fmt::format("{}.{}", arguments[0]->text(), arguments[1]->text());
+  const std::string name = fmt::format("{}.{}", arguments[0]->text(), arguments[1]->text());
   return builder_.Symbol(name, static_cast<uint8_t>(pickle::MeaningOf(std::string_view(name))));
 }
 
@@ -187,8 +199,8 @@ absl::StatusOr<const Value*> Caller::Getattr(Items arguments) {
 absl::StatusOr<const Value*> Caller::Reconstructor(Items arguments) {
   if (arguments.size() != 3) return nullptr;
   const bool is_plain = arguments[1]->IsSymbol("builtins.object");
-  return NewObj(is_plain ? arguments.first(1) : builder_.Keep(std::to_array({arguments[0],
-                                                                             arguments[2]})));
+  return NewObj(is_plain ? arguments.first(1)
+                         : builder_.Keep(std::to_array({arguments[0], arguments[2]})));
 }
 
 absl::StatusOr<const Value*> Caller::NewObj(Items arguments) {

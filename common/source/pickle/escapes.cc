@@ -24,7 +24,8 @@ bool AppendCode(uint32_t code, std::string& out) {
     const int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
     constexpr uint8_t kLeads[] = {0, 0xc0, 0xe0, 0xf0};
     out.push_back(static_cast<char>(kLeads[more] | (code >> (6 * more))));
-    for (int i = more; i-- > 0;) out.push_back(static_cast<char>(0x80 | ((code >> (6 * i)) & 0x3f)));
+    for (int i = more; i-- > 0;)
+      out.push_back(static_cast<char>(0x80 | ((code >> (6 * i)) & 0x3f)));
   }
   return true;
 }
@@ -115,8 +116,8 @@ std::optional<std::string> RawUnicode(std::string_view text) {
 }
 
 std::optional<std::string> QuotedLiteral(std::string_view text) {
-  const bool is_quoted = text.size() >= 2 && (text[0] == '\'' || text[0] == '"') &&
-                         text.back() == text[0];
+  const bool is_quoted =
+      text.size() >= 2 && (text[0] == '\'' || text[0] == '"') && text.back() == text[0];
   if (!is_quoted) return std::nullopt;
   text = text.substr(1, text.size() - 2);
   std::string out;

@@ -82,8 +82,8 @@ absl::Status Interpreter::CutOff() const {
 }
 
 absl::Status Interpreter::Unknown() {
-  return Damaged(fmt::format("there is no opcode {:#04x}",
-                             static_cast<uint8_t>(bytes_[opcode_at_])));
+  return Damaged(
+      fmt::format("there is no opcode {:#04x}", static_cast<uint8_t>(bytes_[opcode_at_])));
 }
 
 absl::Status Interpreter::Unsupported() {
@@ -198,7 +198,8 @@ absl::Status Interpreter::Recall(uint64_t index) {
   if (value == nullptr) [[unlikely]] {
     const auto found = far_memo_.find(index);
     if (found == far_memo_.end()) {
-      return Damaged(fmt::format("it takes number {} of its memo, which it never put there", index));
+      return Damaged(
+          fmt::format("it takes number {} of its memo, which it never put there", index));
     }
     value = found->second;
   }

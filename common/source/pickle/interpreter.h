@@ -113,15 +113,16 @@ class Interpreter {
   absl::Status Damaged(std::string_view why) const;
   absl::Status PastLimit(std::string_view what, size_t limit) const;
   absl::Status CutOff() const;
-  // OK while what all values cost is within the limits. Their sum is bounded by the pickle's length,
-  // so it need not be asked after each opcode.
+  // OK while what all values cost is within the limits. Their sum is bounded by the pickle's
+  // length, so it need not be asked after each opcode.
   absl::Status CheckCost() const;
 
   // The bytes behind the opcode, as they lie there: little-endian, as every machine that this is
   // built for.
   template <typename Number>
   absl::Status Read(Number& out) {
-    if (bytes_.size() - at_ < sizeof(out)) [[unlikely]] return CutOff();
+    if (bytes_.size() - at_ < sizeof(out)) [[unlikely]]
+      return CutOff();
     std::memcpy(&out, bytes_.data() + at_, sizeof(out));
     at_ += sizeof(out);
     return absl::OkStatus();

@@ -45,10 +45,14 @@ std::string LittleEndian(std::string_view bytes, size_t number_bytes) {
 
 const Value* Signed(std::string_view bytes, Builder& builder) {
   switch (bytes.size()) {
-    case 1: return builder.Int(NumberAt<int8_t>(bytes));
-    case 2: return builder.Int(NumberAt<int16_t>(bytes));
-    case 4: return builder.Int(NumberAt<int32_t>(bytes));
-    default: return builder.Int(NumberAt<int64_t>(bytes));
+    case 1:
+      return builder.Int(NumberAt<int8_t>(bytes));
+    case 2:
+      return builder.Int(NumberAt<int16_t>(bytes));
+    case 4:
+      return builder.Int(NumberAt<int32_t>(bytes));
+    default:
+      return builder.Int(NumberAt<int64_t>(bytes));
   }
 }
 
@@ -62,21 +66,30 @@ const Value* Unsigned(std::string_view bytes, Builder& builder) {
 // Whether numpy has numbers of that letter and that many bytes.
 bool IsNumberType(char letter, size_t bytes) {
   switch (letter) {
-    case 'b': return bytes == 1;
+    case 'b':
+      return bytes == 1;
     case 'i':
-    case 'u': return bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8;
-    case 'f': return bytes == 2 || bytes == 4 || bytes == 8;
-    case 'c': return bytes == 8 || bytes == 16;
-    default: return false;
+    case 'u':
+      return bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8;
+    case 'f':
+      return bytes == 2 || bytes == 4 || bytes == 8;
+    case 'c':
+      return bytes == 8 || bytes == 16;
+    default:
+      return false;
   }
 }
 
 const Value* NumberOf(char letter, std::string_view bytes, Builder& builder) {
   switch (letter) {
-    case 'b': return Builder::Bool(bytes[0] != 0);
-    case 'i': return Signed(bytes, builder);
-    case 'u': return Unsigned(bytes, builder);
-    case 'f': return builder.Float(FloatAt(bytes));
+    case 'b':
+      return Builder::Bool(bytes[0] != 0);
+    case 'i':
+      return Signed(bytes, builder);
+    case 'u':
+      return Unsigned(bytes, builder);
+    case 'f':
+      return builder.Float(FloatAt(bytes));
     default: {
       const size_t half = bytes.size() / 2;
       return builder.Complex(FloatAt(bytes.substr(0, half)), FloatAt(bytes.substr(half)));

@@ -16,11 +16,11 @@ namespace ckptd::pickle {
 struct Limits {
   size_t pickle_bytes = size_t{1} << 30;
   size_t values = 20'000'000;
-  size_t depth = 2'000;                   // of marks that are open at once
+  size_t depth = 2'000;  // of marks that are open at once
   size_t memo = 10'000'000;
-  size_t text_bytes = size_t{64} << 20;   // of one text, or of one bytes object
-  size_t number_bytes = 1'024;            // of one whole number
-  size_t total_bytes = size_t{2} << 30;   // of memory for all of it
+  size_t text_bytes = size_t{64} << 20;  // of one text, or of one bytes object
+  size_t number_bytes = 1'024;           // of one whole number
+  size_t total_bytes = size_t{2} << 30;  // of memory for all of it
 };
 
 struct Parsed {
@@ -31,9 +31,9 @@ struct Parsed {
 // Reads the pickle that `bytes` begin with; more may follow. Time and memory are linear in its
 // length. Errors, their sentences begin in the middle ("its pickle ..."): DataLoss SOURCE_INVALID
 // (fact "offset") for what is no pickle or breaks off; InvalidArgument SOURCE_INVALID where a limit
-// is passed; Unimplemented SOURCE_UNSUPPORTED for extension codes, buffers outside of the pickle and
-// later protocols; PermissionDenied SOURCE_UNSAFE (fact "calls") for a pickle that would call what
-// executes something, such as os.system.
+// is passed; Unimplemented SOURCE_UNSUPPORTED for extension codes, buffers outside of the pickle
+// and later protocols; PermissionDenied SOURCE_UNSAFE (fact "calls") for a pickle that would call
+// what executes something, such as os.system.
 absl::StatusOr<Parsed> Parse(std::span<const std::byte> bytes, const Limits& limits = {});
 
 }  // namespace ckptd::pickle

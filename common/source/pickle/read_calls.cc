@@ -42,8 +42,8 @@ absl::Status Interpreter::StackGlobal() {
 }
 
 absl::Status Interpreter::PushCall(const Value* callee, Items arguments, const Value* keywords) {
-  const bool can_be_called = callee->is(Kind::kSymbol) || callee->is(Kind::kRecord) ||
-                             callee->is(Kind::kPersistent);
+  const bool can_be_called =
+      callee->is(Kind::kSymbol) || callee->is(Kind::kRecord) || callee->is(Kind::kPersistent);
   if (!can_be_called) return Damaged("it calls what is neither a class nor a function");
   CKPTD_ASSIGN_OR_RETURN(const Value* const made, caller_.Call(*callee, arguments, keywords));
   Push(made);
@@ -96,8 +96,8 @@ absl::Status Interpreter::Build() {
   CKPTD_RETURN_IF_ERROR(Need(2));
   const Value* const state = PopTop();
   const Value& into = Top();
-  const bool has_state = into.is(Kind::kRecord) || into.is(Kind::kDict) || into.is(Kind::kList) ||
-                         into.is(Kind::kSet);
+  const bool has_state =
+      into.is(Kind::kRecord) || into.is(Kind::kDict) || into.is(Kind::kList) || into.is(Kind::kSet);
   if (!has_state) return Damaged("its opcode sets attributes of what has none");
   builder_.SetState(into, state);
   return absl::OkStatus();

@@ -14,7 +14,8 @@
 namespace ckptd::pickle {
 
 absl::Status Interpreter::TakeBytes(uint64_t count, std::string_view& out) {
-  if (count > bytes_.size() - at_) [[unlikely]] return CutOff();
+  if (count > bytes_.size() - at_) [[unlikely]]
+    return CutOff();
   if (count > limits_.text_bytes) [[unlikely]] {
     return PastLimit("bytes in one text", limits_.text_bytes);
   }

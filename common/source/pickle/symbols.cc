@@ -72,10 +72,9 @@ constexpr auto kKnown = std::to_array<Known>({
 
 // No checkpoint calls anything of these.
 constexpr auto kExecutingModules = std::to_array<std::string_view>({
-    "_pickle", "bdb",    "cProfile", "codeop", "commands", "ctypes",     "importlib",
-    "marshal", "nt",     "os",       "pdb",    "pickle",   "pkgutil",    "posix",
-    "pty",     "runpy",  "shutil",   "socket", "subprocess", "sys",      "timeit",
-    "webbrowser", "zipimport",
+    "_pickle", "bdb",    "cProfile",   "codeop", "commands", "ctypes",     "importlib", "marshal",
+    "nt",      "os",     "pdb",        "pickle", "pkgutil",  "posix",      "pty",       "runpy",
+    "shutil",  "socket", "subprocess", "sys",    "timeit",   "webbrowser", "zipimport",
 });
 constexpr auto kExecutingFunctions = std::to_array<std::string_view>({
     "_io.FileIO",
@@ -124,8 +123,17 @@ constexpr auto kExecutingFunctions = std::to_array<std::string_view>({
 });
 // Modules that many others import, so that they can be reached as a name of those.
 constexpr auto kReachable = std::to_array<std::string_view>({
-    "builtins", "ctypes", "importlib", "nt",         "os",  "pickle",
-    "posix",    "runpy",  "shutil",    "subprocess", "sys",
+    "builtins",
+    "ctypes",
+    "importlib",
+    "nt",
+    "os",
+    "pickle",
+    "posix",
+    "runpy",
+    "shutil",
+    "subprocess",
+    "sys",
 });
 
 bool IsOneOf(std::string_view name, std::span<const std::string_view> all) {
@@ -147,8 +155,8 @@ bool EndsInReachable(std::string_view symbol) {
   if (IsOneOf(last, kReachable)) return true;
   if (last.size() == symbol.size()) return false;
   const bool is_class = !last.empty() && last[0] >= 'A' && last[0] <= 'Z' && last != "Popen";
-  return !is_class && IsOneOf(LastPart(symbol.substr(0, symbol.size() - last.size() - 1)),
-                              kReachable);
+  return !is_class &&
+         IsOneOf(LastPart(symbol.substr(0, symbol.size() - last.size() - 1)), kReachable);
 }
 
 bool Executes(std::string_view symbol) {

@@ -20,8 +20,8 @@ enum class Kind : uint8_t {
   kBigInt,  // text() has its decimal digits
   kFloat,
   kComplex,
-  kText,        // UTF-8; half a surrogate pair as Python's "backslashreplace" escapes it: \ud800
-  kBytes,       // also bytearray, and what Python 2 called a text and is not UTF-8
+  kText,   // UTF-8; half a surrogate pair as Python's "backslashreplace" escapes it: \ud800
+  kBytes,  // also bytearray, and what Python 2 called a text and is not UTF-8
   kList,
   kTuple,       // also torch.Size
   kSet,         // also frozenset
@@ -77,15 +77,15 @@ class Value {
   const Value* keywords() const;
 
   // Whether it is a record of a call of that symbol.
-  bool Calls(std::string_view name) const {
-    return is(Kind::kRecord) && callee()->IsSymbol(name);
-  }
+  bool Calls(std::string_view name) const { return is(Kind::kRecord) && callee()->IsSymbol(name); }
   // "module.Name" of what a record calls, of a record that is called what that calls; "" of other
   // kinds.
   std::string_view ClassName() const;
-  // The value of a text key of a dict, or of what SETITEMS put into a record; nullptr: none. Linear.
+  // The value of a text key of a dict, or of what SETITEMS put into a record; nullptr: none.
+  // Linear.
   const Value* Get(std::string_view key) const;
-  // An attribute that BUILD set, from a dict or from a pair of dicts (slots); nullptr: none. Linear.
+  // An attribute that BUILD set, from a dict or from a pair of dicts (slots); nullptr: none.
+  // Linear.
   const Value* Attribute(std::string_view name) const;
 
  private:
@@ -121,10 +121,10 @@ class Value {
   } a_;
   union {
     double imaginary = 0;
-    const Value* state;  // of a list, set or dict
+    const Value* state;   // of a list, set or dict
     const Value* callee;  // of a record
     More* more;           // of a record that has more
-    uint64_t hash;       // of a text or bytes that is a key; 0: not known yet
+    uint64_t hash;        // of a text or bytes that is a key; 0: not known yet
   } b_;
 };
 

@@ -75,6 +75,10 @@ absl::StatusOr<std::optional<Tensor>> TensorOf(const File& file, const pickle::V
 // What a Parameter is made of, and what a tensor is that was moved to a device; else `value`.
 const pickle::Value& Unwrapped(const pickle::Value& value);
 
+// The sizes that a tuple or list of whole numbers has, such as torch.Size; nullopt for what is none,
+// and for more than kMaxTensorDims.
+std::optional<Shape> SizesOf(const pickle::Value& value);
+
 // The piece that holds the whole of such a tensor; `number` is the file's in the index.
 Piece PieceOf(const Tensor& tensor, uint32_t number);
 

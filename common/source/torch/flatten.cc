@@ -29,9 +29,10 @@ constexpr size_t kCostOfVisit = 64;
 
 class Walk {
  public:
-  Walk(const File& file, std::span<const Value* const> left_out)
+  Walk(const File& file, std::span<const Value* const> left_out, const Claim& claim)
       : file_(file),
         left_out_(left_out),
+        claim_(claim),
         budget_(kFreeCost + kCostPerByte * file.document.arena.bytes()) {}
 
   absl::StatusOr<Flattened> Run(const Value& value, const std::string& prefix) {
@@ -83,6 +84,10 @@ class Walk {
       CKPTD_ASSIGN_OR_RETURN(const bool is_tensor, TakeTensor(value, kind));
       if (is_tensor) return absl::OkStatus();
       const Value& record = Unwrapped(value);
+      if (claim_ != nullptr) {
+        CKPTD_ASSIGN_OR_RETURN(const bool is_claimed, claim_(path_, record));
+        if (is_claimed) return absl::OkStatus();
+      }
       if (!in_record) CKPTD_RETURN_IF_ERROR(AddOpaque(NameOfRecord(record)));
       return Enter(record, true);
     }
@@ -227,6 +232,7 @@ class Walk {
 
   const File& file_;
   const std::span<const Value* const> left_out_;
+  const Claim& claim_;
   size_t budget_;
   std::string path_;
   std::vector<Frame> frames_;
@@ -241,8 +247,8 @@ class Walk {
 }  // namespace
 
 absl::StatusOr<Flattened> Flatten(const File& file, const Value& value, const std::string& prefix,
-                                  std::span<const Value* const> left_out) {
-  return Walk(file, left_out).Run(value, prefix);
+                                  std::span<const Value* const> left_out, const Claim& claim) {
+  return Walk(file, left_out, claim).Run(value, prefix);
 }
 
 TensorEntry EntryOf(const File& file, const NamedTensor& tensor, uint32_t number) {

@@ -4,6 +4,7 @@
 #define CKPTD_COMMON_SOURCE_TORCH_FLATTEN_H_
 
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -40,6 +41,10 @@ struct Flattened {
   std::map<std::string, absl::Status> refused;
 };
 
+// Looks at a record that is no tensor; true: it is taken, and nothing is found in it.
+using Claim = std::function<absl::StatusOr<bool>(const std::string& path,
+                                                 const pickle::Value& record)>;
+
 // Walks `value` below `prefix` ("" or "optimizer"). Dotted paths; keys that are no text as
 // Python's str() gives them; a module that was saved whole as its state_dict() would name it;
 // tensors in records by attribute, key or number of the argument; nothing that is in `left_out` and
@@ -47,10 +52,12 @@ struct Flattened {
 // are the same elements of a storage. Cuts cycles. A value that is a tensor itself is named
 // `prefix`. Errors, with fact "file": those of TensorOf but Unimplemented; InvalidArgument
 // SOURCE_INVALID where a limit is passed: kMaxNesting, kMaxNameBytes, kMaxSourceValues, and names
-// of more bytes than the file accounts for (lists that hold lists twice, forty deep).
+// of more bytes than the file accounts for (lists that hold lists twice, forty deep); those of
+// `claim`.
 absl::StatusOr<Flattened> Flatten(const File& file, const pickle::Value& value,
                                   const std::string& prefix,
-                                  std::span<const pickle::Value* const> left_out = {});
+                                  std::span<const pickle::Value* const> left_out = {},
+                                  const Claim& claim = {});
 
 // As an index has it; its file's number is `number`.
 TensorEntry EntryOf(const File& file, const NamedTensor& tensor, uint32_t number);

@@ -83,18 +83,6 @@ struct StorageView {
   uint64_t bytes = 0;
 };
 
-std::optional<Shape> Sizes(const Value& value) {
-  Shape out;
-  if (!value.is(Kind::kTuple) && !value.is(Kind::kList)) return std::nullopt;
-  if (value.items().size() > kMaxTensorDims) return std::nullopt;
-  for (const Value* item : value.items()) {
-    const std::optional<uint64_t> size = SizeOf(*item);
-    if (!size.has_value()) return std::nullopt;
-    out.push_back(*size);
-  }
-  return out;
-}
-
 // What lies in the file, as the key of a persistent id names it.
 absl::Status Locate(const File& file, std::string_view key, uint64_t bytes, StorageView& out) {
   out.key = key;
@@ -214,8 +202,8 @@ absl::StatusOr<Tensor> Rebuild(const File& file, Items arguments, bool has_dtype
     out.dtype = *dtype;
   }
   const std::optional<uint64_t> first = SizeOf(*arguments[1]);
-  std::optional<Shape> shape = Sizes(*arguments[2]);
-  std::optional<Shape> strides = Sizes(*arguments[3]);
+  std::optional<Shape> shape = SizesOf(*arguments[2]);
+  std::optional<Shape> strides = SizesOf(*arguments[3]);
   if (!first.has_value() || !shape.has_value() || !strides.has_value() ||
       shape->size() != strides->size()) {
     return Damaged(file, "its sizes are none that a tensor can have");
@@ -252,6 +240,18 @@ void Enter(Call& call, std::string& wrapper) {
 }
 
 }  // namespace
+
+std::optional<Shape> SizesOf(const Value& value) {
+  Shape out;
+  if (!value.is(Kind::kTuple) && !value.is(Kind::kList)) return std::nullopt;
+  if (value.items().size() > kMaxTensorDims) return std::nullopt;
+  for (const Value* item : value.items()) {
+    const std::optional<uint64_t> size = SizeOf(*item);
+    if (!size.has_value()) return std::nullopt;
+    out.push_back(*size);
+  }
+  return out;
+}
 
 const Value& Unwrapped(const Value& value) {
   const Value* at = &value;

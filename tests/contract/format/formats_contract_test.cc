@@ -1,9 +1,10 @@
-// The contract on safetensors and on what torch.save writes, each in its forms, and on a format of
-// two pieces with strides.
+// The contract on safetensors and on what torch writes, each in its forms, and on a format of two
+// pieces with strides.
 #include <map>
 #include <span>
 
 #include "common/source/registry.h"
+#include "tests/contract/format/dcp_cases.h"
 #include "tests/contract/format/folders_cases.h"
 #include "tests/contract/format/format_contract.h"
 #include "tests/testing/halves_format.h"
@@ -81,19 +82,6 @@ std::string WriteHalves(MemoryStorage& storage, const std::vector<TensorOfFormat
   storage.Write("/h/lower", files[1]);
   storage.Write("/h/halves.txt", list + "end\n");
   return "/h";
-}
-
-std::string StorageKind(Dtype dtype) {
-  static const std::map<Dtype, std::string> kinds = {{Dtype::kF32, "Float"},
-                                                     {Dtype::kBF16, "BFloat16"},
-                                                     {Dtype::kU8, "Byte"},
-                                                     {Dtype::kI64, "Long"},
-                                                     {Dtype::kF64, "Double"}};
-  return kinds.at(dtype);
-}
-
-std::string TextOf(const std::vector<std::byte>& bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
 // A state_dict() of these; each second one lies in its storage column by column.
@@ -175,6 +163,10 @@ INSTANTIATE_TEST_SUITE_P(
                     FormatCase{"TorchFolder", &FormatNamed("torch"), WriteTorchFolder},
                     FormatCase{"Offload", &FormatNamed("offload"), WriteOffload},
                     FormatCase{"Gguf", &FormatNamed("gguf"), WriteGguf, {Dtype::kU8}},
+                    FormatCase{"Dcp", &FormatNamed("dcp"), WriteDcp},
+                    FormatCase{"DcpOfAccelerate", &FormatNamed("dcp"), WriteAccelerate},
+                    FormatCase{"PerRank", &FormatNamed("per_rank"), WritePerRank},
+                    FormatCase{"DeepSpeed", &FormatNamed("deepspeed"), WriteDeepSpeed},
                     FormatCase{"Halves", &kHalves, WriteHalves}),
     [](const auto& one) { return one.param.name; });
 

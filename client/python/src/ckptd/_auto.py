@@ -4,7 +4,6 @@ They go on in the background, so the next run of the same program finds its weig
 """
 
 import os
-import shutil
 import subprocess
 
 from . import _address, _programs
@@ -58,14 +57,11 @@ def start_daemons(address: _address.Address) -> None:
 def _program(address: _address.Address) -> str:
     """The ckptd of this installation, else the one in PATH."""
     try:
-        return _programs.path("ckptd")
+        return _programs.find("ckptd")
     except FileNotFoundError:
-        found = shutil.which("ckptd")
-    if found is None:
         raise Unavailable(
             "starting the ckptd daemons of this host (CKPTD_AUTO is set): there is no program ckptd "
             "in PATH; install the wheel for your platform, or put it into PATH",
             "DAEMON_UNREACHABLE",
             {"address": address.path},
-        )
-    return found
+        ) from None

@@ -1,6 +1,7 @@
-"""Chooses the files of a folder that are its checkpoint, without a daemon.
+"""Chooses the files of a folder that are its checkpoint, for who reads them without a daemon.
 
-Repeats the daemons' rule, which common/source/formats/safetensors/choose.h and config_json.h describe.
+Repeats the daemons' rule for weights of transformers, which common/source/formats/safetensors/choose.h
+and config_json.h describe, and formats/torch/choose.h for files with its names.
 """
 
 import json
@@ -8,24 +9,18 @@ import os
 import re
 from typing import Callable, Dict, List, Tuple
 
-from ._errors import InvalidArgument, Unimplemented
+from ._errors import InvalidArgument
 
-WHOLE = "model.safetensors"
+_WHOLE = "model.safetensors"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _USUAL_INDEX = "model.safetensors.index.json"
 _SAFETENSORS, _INDEX = ".safetensors", ".safetensors.index.json"
-_VARIANT_INDEX = re.compile(r"\.safetensors\.index(\.[^./]+)?\.json$")
 _SERIES = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors", re.DOTALL)
 _NO_PART = re.compile(
     r"(adapter_model|consolidated|optimizer|pytorch_lora_weights|random_states|rng_state|scaler"
     r"|scheduler|training_state)([.-]|_[0-9])"
 )
 _MOST_CONFIG_BYTES = 10_000_000
-
-
-def is_safetensors(name: str) -> bool:
-    """Whether a name is that of a safetensors file or index. An index may be a variant's."""
-    return name.endswith(_SAFETENSORS) or _VARIANT_INDEX.search(name) is not None
 
 
 def holds_safetensors(folder: str) -> bool:
@@ -38,25 +33,19 @@ def choose(folder: str) -> List[str]:
     if named:
         return [named]
     names = _names(folder)
-    for usual in (WHOLE, _USUAL_INDEX):
+    for usual in (_WHOLE, _USUAL_INDEX):
         if usual in names:
             return [usual]
+    for pickled in PICKLES:
+        if pickled in names:
+            return [pickled]
     files = [name for name in names if name.endswith(_SAFETENSORS)]
     indices = [name for name in names if name.endswith(_INDEX)]
     if not files and not indices:
         raise FileNotFoundError(
-            f"opening {folder}: no .safetensors file in this folder; name a .safetensors file, an "
-            "index.json or the folder that holds them"
+            f"opening {folder}: no .safetensors file in this folder; name the file of the weights, or an "
+            "index.json"
         )
-    for pickled in PICKLES:
-        if pickled in names:
-            raise Unimplemented(
-                f"opening {folder}: it holds {pickled} and no {WHOLE}, so transformers reads the "
-                "former, and PyTorch files (pickles) are not read here; convert it by "
-                "save_pretrained, or name the safetensors file or index to load",
-                "SOURCE_UNSUPPORTED",
-                {"file": os.path.join(folder, pickled)},
-            )
     indices = _of_model(indices) or indices
     if len(indices) > 1:
         raise _ambiguous(folder, "indices", indices)

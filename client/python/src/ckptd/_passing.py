@@ -29,23 +29,41 @@ from ._source import path_of, split_part
 _HEADER = struct.Struct("<8sIII12x")
 _AT_ONCE = 64  # descriptors in a message, all open at a time
 _MOST_FILES = 4096
+_LEVELS = 3  # of folders in a folder
 _MOST_INDEX_BYTES = 100_000_000
 _LOG = logging.getLogger("ckptd")
 
 
 def files_of(source: str) -> List[str]:
-    """The files of `source` that this process may read: it, or all in the folder, and what indices name."""
+    """The files of `source` that this process may read: it, or all in the folder, and what indices name.
+
+    Those of folders in it as well, where trainers keep parts of a checkpoint, if they are not too many.
+    """
     source, _ = split_part(source)
-    found = [source]
     # All of them: which ones count is the daemon's to decide.
-    if os.path.isdir(source):
-        try:
-            found = [os.path.join(source, name) for name in sorted(os.listdir(source))]
-        except OSError:
-            return []
+    found = _in_folder(source) if os.path.isdir(source) else [source]
     for index in [path for path in found if path.endswith(".index.json")]:
         found += _named_by(index)
-    return [path for path in dict.fromkeys(found) if _is_readable(path)]
+    files, below = [path for path in dict.fromkeys(found) if _is_readable(path)], found
+    for _ in range(_LEVELS):
+        below = [path for folder in below if _is_folder(folder) for path in _in_folder(folder)]
+        known = set(files)
+        deeper = [path for path in below if path not in known and _is_readable(path)]
+        if len(files) + len(deeper) > _MOST_FILES:
+            break
+        files += deeper
+    return files
+
+
+def _in_folder(folder: str) -> List[str]:
+    try:
+        return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+    except OSError:
+        return []
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.basename(path).startswith(".")
 
 
 def _named_by(index: str) -> List[str]:

@@ -1,6 +1,7 @@
 """`ckptd` and `ckptctl` as commands of the environment. Wheels for a platform contain the programs."""
 
 import os
+import shutil
 import sys
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin")
@@ -18,6 +19,17 @@ def path(name: str) -> str:
         raise FileNotFoundError(
             f"{found} may not be executed: it lost its mode when it was unpacked; chmod +x it"
         )
+    return found
+
+
+def find(name: str) -> str:
+    """The program of this installation, else the one in PATH. Raises FileNotFoundError if there is none."""
+    try:
+        return path(name)
+    except FileNotFoundError:
+        found = shutil.which(name)
+        if found is None:
+            raise
     return found
 
 

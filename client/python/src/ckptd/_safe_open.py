@@ -149,7 +149,7 @@ class File:
     ) -> None:
         self.path, self.source, self.framework, self.device = path, source, framework, device
         self.fallback = fallback
-        self.native: Any = None  # safetensors' own object, once it reads the file
+        self.native: Any = None  # an object of safetensors, or like it, once that reads the file
         self._infos = source.tensors_of(within)
 
     def metadata(self) -> Optional[Dict[str, str]]:
@@ -162,7 +162,7 @@ class File:
 
     def offset_keys(self) -> List[str]:
         """Names of the tensors in the order of their bytes."""
-        return [info.name for info in sorted(self._infos.values(), key=_position)]
+        return sorted(self._infos, key=lambda name: (_position(self._infos[name]), name))
 
     def info(self, name: str) -> SourceTensor:
         """The header's entry of a tensor. Raises SafetensorError for a name that is not there."""
@@ -177,10 +177,11 @@ class File:
 
     def get_tensor(self, name: str) -> "Tensor":
         """See safe_open.get_tensor."""
-        self.info(name)
+        owner = self.info(name).name
         shard = self._shard()
         if shard is None:
             return self.native.get_tensor(name)
+        name = owner
         if self.framework == "np":
             from . import _safe_open_numpy
 
@@ -220,10 +221,27 @@ class File:
             self.native = native_file(self.path, self.framework, self.device, error)
 
 
+class _Pickled:
+    """What torch.load reads of a file, in the form of safetensors' safe_open."""
+
+    def __init__(self, path: str):
+        import torch
+
+        self._tensors = torch.load(path, map_location="cpu", weights_only=True)
+
+    def get_tensor(self, name: str) -> "Tensor":
+        return self._tensors[name]
+
+    get_slice = get_tensor
+
+
 def native_file(path: str, framework: str, device, error: Error):
-    """Opens the file by safetensors itself, as the caller has allowed."""
+    """Opens the file by safetensors or torch itself, as the caller has allowed."""
     import safetensors
 
+    if not path.endswith(".safetensors") and framework == "pt":
+        _fallback.say("reading files of torch", error)
+        return _Pickled(path)
     _fallback.say("reading safetensors files", error)
     return safetensors.safe_open(path, framework, device)
 

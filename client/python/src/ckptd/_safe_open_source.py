@@ -22,10 +22,10 @@ except ImportError:  # the package is not needed here; callers catch its error
 class Source:
     """A checkpoint as this process's daemon reads it. Thread-safe.
 
-    path: a .safetensors file or an index file. timeout: seconds for opening it, and again
-    for its load. As in safetensors, raises FileNotFoundError for a missing file and
-    SafetensorError for another format; else ckptd.Error. The connection is closed after each
-    use, so that processes may fork in between.
+    path: a file of tensors or an index, with "#part" behind it or not. timeout: seconds for
+    opening it, and again for its load. As in safetensors, raises FileNotFoundError for a missing
+    file and SafetensorError for what is not whole; else ckptd.Error. The connection is closed
+    after each use, so that processes may fork in between.
     """
 
     def __init__(self, path: str, address: Optional[str] = None, timeout: float = 600.0):
@@ -73,8 +73,13 @@ class Source:
         return [path for path, _ in self.contents.files]
 
     def tensors_of(self, file: Optional[str]) -> Dict[str, SourceTensor]:
-        """Tensors in one of `files()`, sorted by name; None stands for all files."""
-        found = self.contents.tensors
+        """Tensors in one of `files()`, sorted by name; None stands for all files.
+
+        Further names of tensors are in files of torch as others are; safetensors knows none.
+        """
+        found = dict(self.contents.tensors)
+        if self.contents.format not in ("", "safetensors"):
+            found.update((name, found[owner]) for name, owner in self.contents.aliases.items())
         return {n: found[n] for n in sorted(found) if file in (None, found[n].file)}
 
 

@@ -71,9 +71,14 @@ def of_variant(source: Path, variant: Optional[str]) -> Path:
     if variant is None:
         return source
     folder = local_path(source)
-    whole = os.path.join(folder, f"model.{variant}.safetensors")
-    index = os.path.join(folder, f"model.safetensors.index.{variant}.json")
-    return index if os.path.exists(index) and not os.path.exists(whole) else whole
+    names = (
+        f"model.{variant}.safetensors",
+        f"model.safetensors.index.{variant}.json",
+        f"pytorch_model.{variant}.bin",
+        f"pytorch_model.bin.index.{variant}.json",
+    )
+    paths = [os.path.join(folder, name) for name in names]
+    return next(filter(os.path.exists, paths), paths[0])
 
 
 def source_text(source: Path) -> str:

@@ -54,8 +54,8 @@ absl::StatusOr<Found> Find(const Storage& storage, const Listing& listing) {
 
 }  // namespace
 
-bool DcpFormat::Recognise(const Storage& /*storage*/, const Listing& listing) const {
-  return dcp::IsDcp(listing);
+bool DcpFormat::Recognise(const Storage& storage, const Listing& listing) const {
+  return dcp::IsDcp(storage, listing);
 }
 
 absl::Status DcpFormat::Check(const Storage& storage, const Listing& listing) const {

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -62,6 +64,12 @@ bool HasRanks(const Listing& listing) {
   });
 }
 
+bool BeginsAsPickle(const Storage& storage, const std::string& path) {
+  const auto object = storage.Open(path);
+  std::array<std::byte, 1> start = {};
+  return object.ok() && (*object)->ReadAt(0, start).ok() && start[0] == std::byte{0x80};
+}
+
 absl::Status Unsupported(const Listing& listing, std::string_view why) {
   return MakeError(absl::StatusCode::kUnimplemented, reason::kSourceUnsupported,
                    fmt::format("opening {}: {}", listing.source, why),
@@ -95,8 +103,11 @@ absl::StatusOr<Place> FindBelow(const Storage& storage, const Listing& listing) 
 
 }  // namespace
 
-bool IsDcp(const Listing& listing) {
-  if (!listing.is_folder) return listing.source.ends_with(std::string("/") + kMetadata);
+bool IsDcp(const Storage& storage, const Listing& listing) {
+  if (!listing.is_folder) {
+    return listing.source.ends_with(std::string("/") + kMetadata) &&
+           BeginsAsPickle(storage, listing.source);
+  }
   // A model that was exported beside its checkpoint is what people mean by the folder.
   const bool means_model = listing.part.empty() || listing.part == "model";
   if (means_model && HasSafetensors(listing)) return false;

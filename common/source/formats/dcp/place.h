@@ -12,10 +12,9 @@ namespace ckptd::dcp {
 
 inline constexpr char kMetadata[] = ".metadata";
 
-// Whether a source is a torch distributed checkpoint by its names: a folder with .metadata, that
-// file itself, or a folder of accelerate that has one in a folder below for the part that was asked
-// for.
-bool IsDcp(const Listing& listing);
+// Whether a source is a torch distributed checkpoint: a folder with .metadata, a pickle of that
+// name, or a folder of accelerate with a folder below for the part that was asked for.
+bool IsDcp(const Storage& storage, const Listing& listing);
 
 struct Place {
   Listing folder;      // the one that has .metadata; its part is the one that was asked for

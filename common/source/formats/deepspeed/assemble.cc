@@ -349,7 +349,7 @@ absl::Status Assembler::AddScalar(const PlannedParameter& planned, const std::st
   const GroupOfRank* const group = GroupOfFirstRun(planned);
   const auto state = group == nullptr ? decltype(group->state.end())() : group->state.find(name);
   if (group == nullptr || state == group->state.end()) return absl::OkStatus();
-  std::string full = fmt::format("optimizer.state.{}.{}", planned.parameter->name, name);
+  std::string full = fmt::format("state.{}.{}", planned.parameter->name, name);
   // All parameters of a group have the same.
   const auto [known, is_new] = first.emplace(&state->second, full);
   if (!is_new) {
@@ -388,7 +388,7 @@ absl::Status Assembler::AddState(size_t group, const std::string& name) {
       continue;
     }
     CKPTD_ASSIGN_OR_RETURN(TensorEntry entry, EntryOf(planned, *parts));
-    entry.name = fmt::format("optimizer.state.{}.{}", entry.name, name);
+    entry.name = fmt::format("state.{}.{}", entry.name, name);
     entry.kind = EntryKind::kOptimizer;
     entry.group = 1;
     CKPTD_RETURN_IF_ERROR(Add(std::move(entry)));

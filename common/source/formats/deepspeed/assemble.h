@@ -28,7 +28,7 @@ struct States {
 // saved. Tied names are aliases.
 absl::StatusOr<OpenedCheckpoint> AssembleModel(const States& states);
 
-// What the optimizer keeps for each parameter: "optimizer.state.NAME.exp_avg".
+// What the optimizer keeps for each parameter: "state.NAME.exp_avg".
 absl::StatusOr<OpenedCheckpoint> AssembleOptimizer(const States& states);
 
 }  // namespace ckptd::deepspeed

@@ -191,18 +191,10 @@ absl::StatusOr<States> ReadStates(const Storage& storage, const Listing& listing
   return out;
 }
 
-// Files of weights that transformers and accelerate write beside a tag.
-bool HasWeights(const Listing& listing) {
-  return std::any_of(listing.names.begin(), listing.names.end(), [](const std::string& name) {
-    return name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json") ||
-           name == "pytorch_model.bin" || name == "pytorch_model.bin.index.json";
-  });
-}
-
 }  // namespace
 
 bool DeepSpeedFormat::Recognise(const Storage& storage, const Listing& listing) const {
-  if (!listing.is_folder || (listing.part.empty() && HasWeights(listing))) return false;
+  if (!listing.is_folder || (listing.part.empty() && HasUsualWeights(listing))) return false;
   if (!deepspeed::StateFilesOf(listing.names).empty()) return true;
   if (HasName(listing, kLatestUniversal)) return true;
   // Others call files and folders so, too.

@@ -36,16 +36,10 @@ std::optional<uint64_t> NumberOf(const Value* value) {
 
 // torch.Size, or any list of sizes, of a tensor that 64 bits can count.
 std::optional<Shape> ShapeOf(const Value& value) {
-  if (!value.is(Kind::kTuple) && !value.is(Kind::kList)) return std::nullopt;
-  if (value.items().size() > torch::kMaxTensorDims) return std::nullopt;
-  Shape out;
-  for (const Value* item : value.items()) {
-    const std::optional<uint64_t> size = item->is(Kind::kInt) ? NumberOf(item) : std::nullopt;
-    if (!size.has_value()) return std::nullopt;
-    out.push_back(*size);
-  }
+  std::optional<Shape> out = torch::SizesOf(value);
+  if (!out.has_value()) return std::nullopt;
   constexpr uint64_t kMostBytes = 16;  // of an element
-  const auto elements = CheckedElements(out);
+  const auto elements = CheckedElements(*out);
   if (!elements.has_value() || !CheckedMultiply(*elements, kMostBytes).has_value()) {
     return std::nullopt;
   }
@@ -145,19 +139,13 @@ absl::Status ReadShapes(const Value& root, ModelStates& out) {
 }
 
 absl::Status ReadOthers(const Value& root, ModelStates& out) {
-  constexpr std::string_view kKnown[] = {
-      "module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes",
-      "frozen_param_fragments", "shared_params"};
-  return ForEach(&root, [&](const std::string& key, const Value& value) -> absl::Status {
-    if (std::find(std::begin(kKnown), std::end(kKnown), key) != std::end(kKnown)) {
-      return absl::OkStatus();
-    }
-    CKPTD_ASSIGN_OR_RETURN(torch::Flattened found, torch::Flatten(out.file, value, key));
-    out.others.values.merge(found.values);
-    out.others.opaque.merge(found.opaque);
-    std::move(found.tensors.begin(), found.tensors.end(), std::back_inserter(out.others.tensors));
-    return absl::OkStatus();
-  });
+  std::vector<const Value*> known;
+  for (const char* key : {"module", "buffer_names", "optimizer", "param_shapes",
+                          "frozen_param_shapes", "frozen_param_fragments", "shared_params"}) {
+    known.push_back(root.Get(key));
+  }
+  CKPTD_ASSIGN_OR_RETURN(out.others, torch::Flatten(out.file, root, "", known));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<uint64_t> StageOf(const std::string& path, const Value& state) {
@@ -244,7 +232,7 @@ absl::StatusOr<ModelStates> ReadModelStates(const Storage& storage, const std::s
   CKPTD_RETURN_IF_ERROR(ReadShapes(root, out));
   CKPTD_RETURN_IF_ERROR(ReadOthers(root, out));
   if (const Value* const optimizer = root.Get("optimizer"); optimizer != nullptr) {
-    CKPTD_ASSIGN_OR_RETURN(out.optimizer, torch::Flatten(out.file, *optimizer, "optimizer"));
+    CKPTD_ASSIGN_OR_RETURN(out.optimizer, torch::Flatten(out.file, *optimizer, ""));
   }
   const Value* const config = root.Get("ds_config");
   const Value* const zero = config == nullptr ? nullptr : config->Get("zero_optimization");
@@ -271,7 +259,7 @@ absl::StatusOr<OptimizerStates> ReadOptimizerStates(const Storage& storage,
   const Value* const base =
       state->Get(out.stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
   if (base == nullptr) return out;
-  CKPTD_ASSIGN_OR_RETURN(out.optimizer, torch::Flatten(file, *base, "optimizer"));
+  CKPTD_ASSIGN_OR_RETURN(out.optimizer, torch::Flatten(file, *base, ""));
   return out;
 }
 

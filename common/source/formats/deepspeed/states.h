@@ -33,7 +33,7 @@ struct ModelStates {
   uint64_t ranks = 0;                         // data-parallel; 0: not stated
   // Of everything else: the counters of the engine and the client's state.
   torch::Flattened others;
-  // Without ZeRO, the optimizer's whole state, below "optimizer".
+  // Without ZeRO, the optimizer's whole state.
   torch::Flattened optimizer;
 };
 
@@ -56,7 +56,7 @@ struct OptimizerStates {
   uint64_t ranks = 0;         // among which the groups are partitioned
   bool has_experts = false;   // groups are partitioned among different numbers of ranks
   std::vector<GroupOfRank> groups;
-  torch::Flattened optimizer;  // its values alone, below "optimizer", where they were asked for
+  torch::Flattened optimizer;  // its values alone, where they were asked for
 };
 
 // Errors as of ReadModelStates; Unimplemented SOURCE_UNSUPPORTED for parts that no tensor can lie in.

@@ -14,59 +14,33 @@
 #include "common/base/status.h"
 #include "common/source/formats/gguf/header.h"
 #include "common/source/text.h"
+#include "common/source/weight_map/series.h"
 
 namespace ckptd {
 namespace {
 
 using Names = std::vector<std::string>;
 
-bool IsOfGguf(const std::string& name) {
-  return name.ends_with(".gguf") && !name.starts_with('.');
-}
+constexpr char kExtension[] = ".gguf";
 
-// "m-00002-of-00003.gguf" -> "m-" and 3; nullopt for a file of its own.
-struct Series {
-  std::string stem;
-  uint32_t count = 0;
-  bool operator==(const Series&) const = default;
-};
-std::optional<Series> SeriesOf(const std::string& name) {
-  constexpr std::string_view kPattern = "-00000-of-00000.gguf";
-  if (name.size() <= kPattern.size()) return std::nullopt;
-  const size_t begin = name.size() - kPattern.size();
-  Series out{name.substr(0, begin), 0};
-  for (size_t i = 0; i < kPattern.size(); ++i) {
-    const char c = name[begin + i];
-    const bool is_digit = c >= '0' && c <= '9';
-    if (kPattern[i] == '0' ? !is_digit : c != kPattern[i]) return std::nullopt;
-    if (i > 9 && is_digit) out.count = out.count * 10 + static_cast<uint32_t>(c - '0');
-  }
-  return out;
+bool IsOfGguf(const std::string& name) {
+  return name.ends_with(kExtension) && !name.starts_with('.');
 }
 
 // The files of a folder that count: one, or one series.
 absl::StatusOr<Names> ChooseFiles(const Listing& listing) {
   Names names;
   std::copy_if(listing.names.begin(), listing.names.end(), std::back_inserter(names), IsOfGguf);
-  const std::optional<Series> series = names.empty() ? std::nullopt : SeriesOf(names[0]);
-  const bool is_one = std::all_of(names.begin(), names.end(), [&](const std::string& name) {
-    return series.has_value() && SeriesOf(name) == series;
-  });
-  if (names.empty() || (names.size() > 1 && !is_one)) {
+  const size_t in_series = ChooseSeries(names, kExtension, "").size();
+  if (names.empty() || (names.size() > 1 && in_series != names.size())) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
                      fmt::format("opening {}: it holds {} models in GGUF files ({}); name the file "
                                  "to load",
                                  listing.source, names.empty() ? "no" : "several", Listed(names)),
                      {{"file", listing.source}});
   }
-  if (!series.has_value()) return names;
-  Names missing;
-  for (uint32_t number = 1; number <= series->count; ++number) {
-    std::string name = fmt::format("{}-{:05}-of-{:05}.gguf", series->stem, number, series->count);
-    if (!std::binary_search(names.begin(), names.end(), name)) missing.push_back(std::move(name));
-  }
-  if (missing.empty()) return names;
-  return FilesMissing(listing.source, missing, "the model is split over these, too");
+  CKPTD_RETURN_IF_ERROR(CheckSeriesComplete(listing.source, names, kExtension));
+  return names;
 }
 
 // Absolute, in the order of their names.

@@ -72,12 +72,14 @@ bool PicklesComeFirst(const FolderContents& contents) {
           Has(contents.torch, "pytorch_model.bin.index.json"));
 }
 
-absl::StatusOr<FolderChoice> ChooseFiles(const Storage& storage, const std::string& folder,
+absl::StatusOr<FolderChoice> ChooseFiles(const std::string& folder,
                                          const FolderContents& contents) {
   if (Has(contents.safetensors, kWhole)) return FolderChoice{"", {kWhole}};
   if (Has(contents.indices, kUsualIndex)) return FolderChoice{kUsualIndex, {}};
   if (contents.safetensors.empty() && contents.indices.empty()) {
-    return NothingToLoad(storage, folder, contents);
+    return MakeError(absl::StatusCode::kNotFound, reason::kSourceNotFound,
+                     fmt::format("opening {}: no .safetensors file in this folder", folder),
+                     {{"file", folder}});
   }
   Names indices = Without(contents.indices, IsNoPartOfTheModel);
   if (indices.empty()) indices = contents.indices;

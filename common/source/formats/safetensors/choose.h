@@ -24,9 +24,9 @@ struct FolderChoice {
 //   5. a numbered series: the one of "model", else the only one
 //   6. all files, but for those that by their names are no part of the model
 // `folder` is for messages. Errors: InvalidArgument SOURCE_INVALID where several checkpoints
-// lie there and none comes first; NotFound SOURCE_NOT_FOUND for a series with a gap; as
-// NothingToLoad without safetensors.
-absl::StatusOr<FolderChoice> ChooseFiles(const Storage& storage, const std::string& folder,
+// lie there and none comes first; NotFound SOURCE_NOT_FOUND for a series with a gap, and where no
+// file is there.
+absl::StatusOr<FolderChoice> ChooseFiles(const std::string& folder,
                                          const FolderContents& contents);
 
 // Whether the rule ends at 3: transformers and accelerate would read pickles.

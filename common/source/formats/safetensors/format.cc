@@ -17,10 +17,7 @@ namespace ckptd {
 namespace {
 
 // Why a file of the source could not be read.
-absl::Status InContext(const absl::Status& status, const LocatedSource& located,
-                       const std::string& path) {
-  // Its name counts only where its bytes are not safetensors.
-  if (FactsOf(status).contains("error")) CKPTD_RETURN_IF_ERROR(CheckExtension(path));
+absl::Status InContext(const absl::Status& status, const LocatedSource& located) {
   if (!located.index.has_value() || status.code() != absl::StatusCode::kNotFound) return status;
   return WithContext(status, fmt::format("reading a file that index {} names (finish the download, "
                                          "or correct the index)",
@@ -29,9 +26,9 @@ absl::Status InContext(const absl::Status& status, const LocatedSource& located,
 
 absl::StatusOr<SafetensorsFile> ReadFile(const Storage& storage, const LocatedSource& located,
                                          const std::string& name) {
-  const std::string path = located.folder + "/" + name;
-  absl::StatusOr<SafetensorsFile> file = ReadSafetensorsFile(storage, path);
-  if (!file.ok()) return InContext(file.status(), located, path);
+  absl::StatusOr<SafetensorsFile> file =
+      ReadSafetensorsFile(storage, located.folder + "/" + name);
+  if (!file.ok()) return InContext(file.status(), located);
   return file;
 }
 

@@ -72,7 +72,7 @@ absl::StatusOr<FolderChoice> ChooseInFolder(const Storage& storage, const std::s
     CKPTD_ASSIGN_OR_RETURN(FolderChoice named, ChooseByConfig(storage, folder));
     if (!named.index.empty() || !named.names.empty()) return named;
   }
-  return ChooseFiles(storage, folder, contents);
+  return ChooseFiles(folder, contents);
 }
 
 void RemarkLeftOut(const FolderContents& contents, const std::string& index, LocatedSource& out) {
@@ -132,10 +132,7 @@ absl::StatusOr<LocatedSource> LocateFiles(const Storage& storage, const Listing&
   const std::string& source = listing.source;
   CKPTD_RETURN_IF_ERROR(CheckPart(listing, {"model"}));
   if (listing.is_folder) return LocateInFolder(storage, listing);
-  if (source.ends_with(".json")) {
-    CKPTD_RETURN_IF_ERROR(CheckExtension(source));
-    return LocateByIndex(storage, source);
-  }
+  if (source.ends_with(".json")) return LocateByIndex(storage, source);
   LocatedSource out;
   out.folder = FolderOf(source);
   out.names = {source.substr(out.folder.size() + 1)};

@@ -10,11 +10,21 @@
 #include "common/source/formats/torch/merge.h"
 #include "common/source/formats/torch/parts.h"
 #include "common/source/torch/file.h"
+#include "common/source/weight_map/index_json.h"
 
 namespace ckptd {
 namespace {
 
 constexpr std::string_view kIndex = ".bin.index.json";
+
+// By its name, or by the files that it names: accelerate takes indices of any name, and those of
+// variants have theirs inside ("pytorch_model.bin.index.fp16.json").
+bool IsIndex(const Storage& storage, const std::string& path) {
+  if (path.ends_with(kIndex)) return true;
+  if (!path.ends_with(".json") || path.ends_with(".safetensors.index.json")) return false;
+  const auto read = ReadText(storage, path, kMaxIndexJsonBytes);
+  return read.ok() && ParseIndexJson(read->text, ".bin").ok();
+}
 
 // What to take of a file of the source.
 torch::PartOptions OptionsOf(const Listing& listing, const torch::LocatedFiles& located,
@@ -47,7 +57,7 @@ void Regroup(const Listing& listing, torch::TakenPart& part) {
 
 bool TorchFormat::Recognise(const Storage& storage, const Listing& listing) const {
   if (listing.is_folder) return torch::HasTorchFiles(listing);
-  if (listing.source.ends_with(kIndex)) return true;
+  if (IsIndex(storage, listing.source)) return true;
   const auto object = storage.Open(listing.source);
   return object.ok() && torch::IsTorchFile(**object);
 }

@@ -65,7 +65,7 @@ absl::StatusOr<LocatedFiles> LocateFiles(const Storage& storage, const Listing& 
   const std::string& source = listing.source;
   LocatedFiles out;
   if (!listing.is_folder) {
-    if (source.ends_with(".index.json")) {
+    if (source.ends_with(".json")) {
       CKPTD_RETURN_IF_ERROR(CheckPart(listing, {"model"}));
       return LocateByIndex(storage, source);
     }

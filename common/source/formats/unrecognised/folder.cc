@@ -32,9 +32,9 @@ constexpr auto kForeign = std::to_array<std::pair<std::string_view, std::string_
     {".nemo", "NeMo (an archive: unpack it)"},
 });
 
-constexpr auto kOfCheckpoints = std::to_array<std::string_view>(
-    {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".gguf", ".metadata",
-     ".index.json"});
+constexpr auto kOfCheckpoints =
+    std::to_array<std::string_view>({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp",
+                                     ".gguf", ".metadata", ".index.json"});
 
 absl::Status Refused(absl::StatusCode code, std::string_view reason, const std::string& folder,
                      std::string_view why) {

@@ -29,8 +29,9 @@ struct Sign {
 constexpr auto kSigns = std::to_array<Sign>({
     {0, "\x1f\x8b"sv, "compressed (gzip)", kUnpack},
     {0, "\x28\xb5\x2f\xfd"sv, "compressed (zstd)", kUnpack},
-    {0, "\xfd"
-        "7zXZ\0"sv,
+    {0,
+     "\xfd"
+     "7zXZ\0"sv,
      "compressed (xz)", kUnpack},
     {0, "BZh"sv, "compressed (bzip2)", kUnpack},
     {0, "\x04\x22\x4d\x18"sv, "compressed (lz4)", kUnpack},

@@ -37,11 +37,11 @@ struct Object {
 };
 
 absl::Status Refused(const Object& object, const Finding& finding) {
-  return MakeError(finding.is_damage ? absl::StatusCode::kDataLoss : absl::StatusCode::kUnimplemented,
-                   finding.is_damage ? reason::kSourceInvalid : reason::kSourceUnsupported,
-                   fmt::format("opening {}: it is {}; {}", object.path, finding.what,
-                               finding.advice),
-                   {{"file", object.path}});
+  return MakeError(
+      finding.is_damage ? absl::StatusCode::kDataLoss : absl::StatusCode::kUnimplemented,
+      finding.is_damage ? reason::kSourceInvalid : reason::kSourceUnsupported,
+      fmt::format("opening {}: it is {}; {}", object.path, finding.what, finding.advice),
+      {{"file", object.path}});
 }
 
 absl::StatusOr<std::string> ReadRange(const Object& object, uint64_t begin, uint64_t bytes) {
@@ -72,21 +72,22 @@ absl::Status WhyNoZipOfTorch(const Object& object) {
                        [end](const zip::Record& record) { return record.name.ends_with(end); });
   };
   if (has("/constants.pkl")) {
-    return Refused(object, {"TorchScript, a program with its weights",
-                            "save the model's state_dict() by torch.save or as safetensors", false});
+    return Refused(object,
+                   {"TorchScript, a program with its weights",
+                    "save the model's state_dict() by torch.save or as safetensors", false});
   }
   if (has(".npy")) {
-    return Refused(object, {"NumPy arrays (.npz)", "save them by torch.save or as safetensors",
-                            false});
+    return Refused(object,
+                   {"NumPy arrays (.npz)", "save them by torch.save or as safetensors", false});
   }
   if (has(".weights.h5")) {
     return Refused(object, {"a Keras model", "save the model by PyTorch or as safetensors", false});
   }
   const auto& records = archive->records();
-  return Refused(object, {fmt::format("a zip archive of {} files{}, and not of torch.save",
-                                      records.size(),
-                                      records.empty() ? "" : ", first " + Quoted(records[0].name)),
-                          "unpack it, and name what is in it", false});
+  return Refused(object,
+                 {fmt::format("a zip archive of {} files{}, and not of torch.save", records.size(),
+                              records.empty() ? "" : ", first " + Quoted(records[0].name)),
+                  "unpack it, and name what is in it", false});
 }
 
 // An index of TensorFlow's checkpoints ends so, as every table of LevelDB does.
@@ -114,8 +115,8 @@ std::optional<absl::Status> WhyNoPickleOfTorch(const Object& object) {
     return WithContext(parsed.status(), "reading " + object.path);
   }
   if (bytes->find("_load_from_bytes") != std::string::npos) {
-    return Refused(object, {"tensors in a pickle, which pickle.dump wrote", "save them by torch.save",
-                            false});
+    return Refused(
+        object, {"tensors in a pickle, which pickle.dump wrote", "save them by torch.save", false});
   }
   std::string_view name = parsed.ok() ? parsed->document.root->ClassName() : std::string_view();
   const std::string of = name.empty() ? "" : " of " + Escape(name.substr(0, 100));
@@ -142,11 +143,11 @@ absl::Status WhyNoCheckpoint(const Object& object) {
     return Refused(object, {"an index of TensorFlow's checkpoints",
                             "save the model by PyTorch or as safetensors", false});
   }
-  return Refused(object, {fmt::format("no checkpoint of a format that is read, of {} bytes",
-                                      object.bytes()),
-                          "name a file or a folder of safetensors, of torch.save, of torch's "
-                          "distributed checkpoints or of GGUF",
-                          true});
+  return Refused(
+      object, {fmt::format("no checkpoint of a format that is read, of {} bytes", object.bytes()),
+               "name a file or a folder of safetensors, of torch.save, of torch's "
+               "distributed checkpoints or of GGUF",
+               true});
 }
 
 }  // namespace
@@ -155,8 +156,7 @@ absl::Status WhyNoCheckpoint(const Storage& storage, const std::string& path) {
   Object object;
   object.path = path;
   CKPTD_ASSIGN_OR_RETURN(object.object, storage.Open(path));
-  CKPTD_ASSIGN_OR_RETURN(object.head,
-                         ReadRange(object, 0, std::min(object.bytes(), kHeadBytes)));
+  CKPTD_ASSIGN_OR_RETURN(object.head, ReadRange(object, 0, std::min(object.bytes(), kHeadBytes)));
   return WhyNoCheckpoint(object);
 }
 

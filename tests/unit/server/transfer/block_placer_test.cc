@@ -68,6 +68,7 @@ class BlockPlacerTest : public ::testing::Test {
     constexpr uint64_t kRows = 512;
     world_ = std::make_unique<World>(1, 1);
     bytes_ = kRows * row * (from == Dtype::kU8 ? 1 : from == Dtype::kF32 ? 4 : 2);
+    world_->big_endian = big_endian_;
     const uint64_t offset = world_->AddBytes(0, bytes_, 1);
     world_->AddTensor(0, 0, offset, from, to, {1, kRows, row}, {{}, {1, kRows, columns}});
     world_->Finish(uint64_t{64} << 20);
@@ -88,6 +89,7 @@ class BlockPlacerTest : public ::testing::Test {
   }
 
   Notes notes_;
+  bool big_endian_ = false;
   uint64_t bytes_ = 0;
   std::unique_ptr<World> world_;
   std::vector<TransferTarget> targets_;
@@ -124,6 +126,16 @@ TEST_F(BlockPlacerTest, CastsHereWhatBecomesLess) {
   Make(Dtype::kF32, Dtype::kBF16, 512, 512);
   EXPECT_FALSE(placer_->HandlesCopy(0));
   EXPECT_FALSE(Place(0, 64 << 10));
+}
+
+TEST_F(BlockPlacerTest, TurnsNumbersRoundHere) {
+  big_endian_ = true;
+  Make(Dtype::kF32, Dtype::kF32, 512, 300);
+  EXPECT_FALSE(placer_->HandlesCopy(0)) << "short runs";
+  Make(Dtype::kBF16, Dtype::kF32, 512, 512);
+  EXPECT_FALSE(placer_->HandlesCopy(0)) << "a cast that widens";
+  Make(Dtype::kU8, Dtype::kU8, 512, 300);
+  EXPECT_TRUE(placer_->HandlesCopy(0)) << "single bytes have no order";
 }
 
 TEST_F(BlockPlacerTest, CopiesLongRunsHere) {

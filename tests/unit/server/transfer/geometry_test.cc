@@ -147,6 +147,37 @@ TEST(Geometry, RefusesACastThatCutsAnElement) {
   EXPECT_THAT(MakeGeometry(op, 512), IsRefused());
 }
 
+TEST(Geometry, CountsTheBytesOfNumbersThatAreTurnedRound) {
+  CopyOp op = Columns();
+  op.from = op.to = Dtype::kC64;
+  op.swap = 4;
+  op.run_bytes = 16;
+  op.slab_stride[0] = 16;
+  ASSERT_OK_AND_ASSIGN(const Geometry g, MakeGeometry(op, 512));
+  EXPECT_TRUE(g.converts());
+  EXPECT_FALSE(g.casts());
+  EXPECT_EQ(g.run_local, 16U);
+  EXPECT_EQ(g.from_size, 4U);
+  Geometry as_it_is = g;
+  as_it_is.swap = 1;
+  EXPECT_FALSE(SameCopy(g, as_it_is));
+}
+
+TEST(Geometry, RefusesToTurnRoundWhatIsNoNumber) {
+  CopyOp op = Columns();
+  op.from = op.to = Dtype::kF32;
+  op.run_bytes = 16;
+  op.slab_stride[0] = 16;
+  for (const uint32_t swap : {0U, 2U, 8U, 3U}) {
+    op.swap = swap;
+    EXPECT_THAT(MakeGeometry(op, 512), IsRefused()) << swap;
+  }
+  op.swap = 4;
+  EXPECT_OK(MakeGeometry(op, 512));
+  op.run_bytes = 10;
+  EXPECT_THAT(MakeGeometry(op, 512), IsRefused()) << "a run cuts a number";
+}
+
 TEST(RunCursor, VisitsTheRunsOfTwoLoopsFromAnyPosition) {
   CopyOp op = Columns();
   op.dims = 2;

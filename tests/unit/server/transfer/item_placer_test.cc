@@ -90,6 +90,12 @@ TEST_F(ReadToItsPlace, IsNotWhatIsCast) {
   EXPECT_EQ(Mapped(), kRows * kRow * 4);
 }
 
+TEST_F(ReadToItsPlace, IsNotWhatIsTurnedRound) {
+  world_.big_endian = true;
+  Add(0, Rows(0, 400));
+  EXPECT_EQ(Mapped(), kRows * kRow * 4);
+}
+
 TEST_F(ReadToItsPlace, IsNotWhatIsStrided) {
   Add(0, {{0, 0, 0}, {1, kRows, kRow / 2}});
   EXPECT_GT(Mapped(), 0U);

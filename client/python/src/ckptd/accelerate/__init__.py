@@ -17,6 +17,7 @@ from ..torch import (
     unpatch,
 )
 from ._checkpoint import load_checkpoint_in_model
+from ._merge import merge_fsdp_weights
 from ._offload import load_offloaded_weights
 from ._shards import shard_checkpoint
 
@@ -43,6 +44,7 @@ __all__ = [
     "load_checkpoint_in_model",
     "load_offloaded_weights",
     "load_state_dict",
+    "merge_fsdp_weights",
     "offload_state_dict",
     "patch",
     "retie_parameters",

@@ -59,14 +59,13 @@ def load_checkpoint_in_model(
     the daemon's memory come by one load, cast, and become the model's without a copy. Tensors
     for "disk" and other devices come in groups of some megabytes. link_offloaded: entries on
     "disk" name the safetensors file in the offload folder's index. Nothing of them is read or
-    written, and the folder then needs the checkpoint. offload_state_dict writes no temporary
+    written, and the folder then needs the checkpoint. Those of other files are copied. offload_state_dict writes no temporary
     files: the daemon's memory replaces them.
 
     tied: different values under names of one tensor are an error; "first" takes the value of the
     first of the model's names. Without a device_map the ranks agree as in set_model_state_dict,
     which fills the model, also a model on meta without a process group. allow_rank0_values: see
-    there. accelerate itself reads checkpoints that are no safetensors (torch.load), and an index
-    that lists nothing.
+    there. accelerate itself reads an index that lists nothing.
 
     Raises accelerate's errors, and those of load_state_dict for a missing file or another format;
     else ckptd.Error, before the model is changed: UNIMPLEMENTED for offload_8bit_bnb. timeout,
@@ -98,7 +97,7 @@ def load_checkpoint_in_model(
         original = _native_fallback.original(_MODULE, _FUNCTION)
     if files is not None and not files.without_index:
         checkpoint = files.source  # accelerate would choose by another rule in a folder
-    if files is not None and not files.by_daemons:
+    if files is not None and not files.files:
         return original(model, checkpoint, **arguments)  # each rank by itself
     daemon = own_daemon._asdict()
     how = (link_offloaded, digest, allow_rank0_values, daemon, deadline, fallback, tied)
@@ -281,6 +280,8 @@ class _Offload:
             files = self._by_file()
             stored = self._chosen.get(name, name)
             file = next(path for path, held in files.items() if stored in held)
+            if not file.endswith(".safetensors"):  # accelerate reads no others by their index
+                return _Offload(self._folder, None, {}).write(weight, name, folder, index)
             dtype = str(weight.dtype).replace("torch.", "")
             index[name] = {"safetensors_file": file, "weight_name": stored, "dtype": dtype}
         return index

@@ -1,6 +1,6 @@
 """Tensors of a checkpoint's files, in the form that accelerate's own loading code takes."""
 
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import torch
 
@@ -21,7 +21,12 @@ Entries = Dict[str, Any]  # name -> tensor, or FileTensor
 
 
 def names_in(found: Source) -> Entries:
-    """Tensors of the files under the files' names, in the order of the files."""
+    """Tensors of the files under the files' names, in the order of the files.
+
+    safetensors has each tensor once. In other files, further names of a tensor are names as others.
+    """
+    if found.format not in ("", "safetensors"):
+        return dict(_file_tensor.entries_in(found))
     return {name: _file_tensor.in_file(found, tensor) for name, tensor in _file_tensor.in_order(found)}
 
 
@@ -41,9 +46,9 @@ def entries(
     """
     by_file: Dict[str, Entries] = {absolute(path): {} for path in files.files}
     have = _device(own, deadline)
-    stay: List[SourceTensor] = []
+    stay: Dict[str, SourceTensor] = {}
     for name, entry in names_in(found).items():
-        tensor = found.tensors[name]
+        tensor = found.find(name)
         place = have if dtype_rules.device_map is None else dtype_rules.place(name)
         if place is None:
             dtype = _memory.dtype_of(entry.dtype, name)
@@ -51,17 +56,21 @@ def entries(
             continue
         by_file[tensor.file][name] = entry
         if _devices.device_of(place) == have:
-            stay.append(tensor)
+            stay[name] = tensor
     if stay:
-        asked = {t.name: _number(t, dtype_rules) for t in stay}
+        numbers = {name: _number(name, tensor, dtype_rules) for name, tensor in stay.items()}
+        # The first of several names of a tensor says what it is asked for as.
+        asked: Dict[str, int] = {}
+        for name, tensor in stay.items():
+            asked.setdefault(tensor.name, numbers[name])
         shard = _attach(own, found, asked, have, digest, deadline)
-        for tensor in stay:
-            _put(by_file[tensor.file], tensor.name, asked[tensor.name], shard)
+        for name, tensor in stay.items():
+            _put(by_file[tensor.file], name, tensor, numbers[name], shard)
     return by_file
 
 
-def _put(file: Entries, name: str, asked: int, shard: Shard) -> None:
-    index = shard.table.index[name]
+def _put(file: Entries, name: str, tensor: SourceTensor, asked: int, shard: Shard) -> None:
+    index = shard.table.index[tensor.name]
     # A name that matches another name as a pattern may have been cast like that one.
     if shard.table.dtypes[index].number == asked:
         with _torch_internals.low_overhead_dispatch():
@@ -76,12 +85,12 @@ def _device(own: _client.Client, deadline: Deadline) -> torch.device:
     return torch.device("cuda", _cuda_driver.find_device(uuid).ordinal)
 
 
-def _number(tensor: SourceTensor, dtype_rules: DtypeRules) -> int:
+def _number(name: str, tensor: SourceTensor, dtype_rules: DtypeRules) -> int:
     """ckptd.v1.Dtype to request: the file's if the daemon does not cast it."""
     in_file = _dtypes.BY_NAME[tensor.dtype].number
     if in_file not in _dtypes.CASTABLE:
         return in_file
-    wanted = dtype_rules.dtype_of(tensor.name, _memory.dtype_of(in_file, tensor.name))
+    wanted = dtype_rules.dtype_of(name, _memory.dtype_of(in_file, name))
     return _memory.number_of(wanted) if _memory.is_castable(wanted) else in_file
 
 

@@ -6,7 +6,7 @@ import os
 from typing import List, NamedTuple
 
 from .. import _folder
-from .._errors import InvalidArgument, Unimplemented
+from .._errors import InvalidArgument
 
 _LOG = logging.getLogger("ckptd")
 _PICKLED = "pytorch_model.bin"
@@ -24,10 +24,6 @@ class Files(NamedTuple):
         """Whether they are several files of a folder, which accelerate does not support."""
         return len(self.files) > 1 and not self.source.endswith(".json")
 
-    @property
-    def by_daemons(self) -> bool:
-        """Whether there are files, and all are safetensors."""
-        return bool(self.files) and all(path.endswith(".safetensors") for path in self.files)
 
 
 def resolve(path: str) -> Files:
@@ -35,8 +31,8 @@ def resolve(path: str) -> Files:
 
     In a folder the daemons' rule counts, or accelerate's if that finds no safetensors.
     Raises ValueError where accelerate does, OSError and ValueError for an index that cannot be
-    read; InvalidArgument SOURCE_INVALID for one that names safetensors files outside of its
-    folder, which accelerate would follow.
+    read; InvalidArgument SOURCE_INVALID for one that names files outside of its folder, which
+    accelerate would follow.
     """
     if os.path.isdir(path):
         names = _in_folder(path)
@@ -55,7 +51,7 @@ def resolve(path: str) -> Files:
     names = sorted(set(listed.get("weight_map", listed).values()))
     found = Files(path, [os.path.join(os.path.dirname(path), name) for name in names])
     away = [name for name in names if os.path.isabs(name) or ".." in name.split("/")]
-    if away and found.by_daemons:
+    if away:
         raise InvalidArgument(
             f"loading {path}: it names {away[0]!r}, which is not below its folder; daemons do not follow "
             "that, because an index comes with a checkpoint from anywhere and must not choose what they "
@@ -72,11 +68,9 @@ def _in_folder(folder: str) -> List[str]:
         return [_by_accelerate(folder)]
     try:
         names = _folder.choose(folder)
-    except Unimplemented:  # transformers reads pickles here as well
-        return [_by_accelerate(folder)]
     except InvalidArgument as error:
         raise ValueError(str(error)) from error
-    if os.path.exists(os.path.join(folder, _PICKLED)):
+    if names[0] not in _folder.PICKLES and os.path.exists(os.path.join(folder, _PICKLED)):
         _LOG.warning(
             "loading %s: %s counts, as for transformers, and %s is left out, which accelerate "
             "alone would read; pass a file's own path to choose",
@@ -96,6 +90,6 @@ def _by_accelerate(folder: str) -> str:
         return indices[0]
     what = f"{len(indices)} of them, {', '.join(indices[:3])}" if indices else "none"
     raise ValueError(
-        f"loading {folder}: it needs {_PICKLED} or {_folder.WHOLE}, or one file *{_INDEX}, and has "
+        f"loading {folder}: it needs {_PICKLED} or model.safetensors, or one file *{_INDEX}, and has "
         f"{what}; pass the file or the index itself"
     )

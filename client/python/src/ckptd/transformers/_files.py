@@ -5,16 +5,20 @@ import os
 import pathlib
 import time
 import weakref
-from typing import Callable, Optional
+from typing import Callable, Dict, Optional, Union
 
-from .. import _fallback, _folder
+import torch
+
+from .. import _dtypes, _fallback
 from .._errors import Error, Unavailable, Unimplemented
-from .._safe_open import File, native_file, safe_open
+from .._safe_open import File, Slice, native_file, safe_open
 from .._safe_open_source import SafetensorError, Source
-from .._source import absolute
+from .._source import absolute, join_part, split_part
+from ..torch.load import _memory
 from . import _collective_choice
 
-_INDICES = "*.safetensors.index*.json"  # also those of a variant
+_SAFETENSORS, _PICKLED = ".safetensors", ".bin"
+_WHOLE = ("model.safetensors", "pytorch_model.bin")
 _SILENCE = 10.0  # seconds without a new attempt to reach a daemon: a checkpoint may have many files
 
 
@@ -58,23 +62,42 @@ class Files:
 
         return open_
 
-    def refuser(self, original: Callable) -> Callable:
-        """A replacement for load_state_dict that refuses files which the daemons do not read."""
+    def reader(self, original: Callable, lazy: Callable[[], bool]) -> Callable:
+        """A replacement for load_state_dict, which reads files of torch, from the daemons.
+
+        lazy: whether slices are wanted in place of tensors, as of a file of safetensors.
+        """
 
         @functools.wraps(original)
         def load_state_dict(checkpoint_file, *arguments, **named):
             path = os.fspath(checkpoint_file)
-            if not path.endswith(".safetensors"):
-                self._refuse_or_warn(
-                    f"loading {path}: the daemons read safetensors files only; convert it, for "
-                    "example by save_pretrained, or allow fallback='native'",
-                    "FORMAT_UNSUPPORTED",
-                )
-            elif "disable_mmap" in named:
-                named["disable_mmap"] = False
-            return original(checkpoint_file, *arguments, **named)
+            if path.endswith(_SAFETENSORS):
+                if "disable_mmap" in named:
+                    named["disable_mmap"] = False
+                return original(checkpoint_file, *arguments, **named)
+            file = self._pickled(absolute(path))
+            if file is None:
+                return original(checkpoint_file, *arguments, **named)
+            place = named.get("map_location", arguments[0] if arguments else "cpu")
+            return _tensors_of(file, torch.device(place), lazy())
 
         return load_state_dict
+
+    def _pickled(self, path: str) -> Optional[File]:
+        """A file of torch, opened; None if transformers is to read it."""
+        try:
+            source = self._source_of(path)
+        except (Error, SafetensorError) as error:
+            if not isinstance(error, Error):
+                raise OSError(f"Unable to load weights from {path}: {error}") from error
+            if self.fallback is None:
+                raise
+            distributed_call = _collective_choice.current.get()
+            if distributed_call is not None:
+                distributed_call.mark_native(error)
+            _fallback.say("loading a checkpoint", error)
+            return None
+        return File(path, source, path, "pt", "cpu", self.fallback)
 
     def bytes_refuser(self, original: Callable) -> Callable:
         """A replacement for the parser of files that transformers has read itself."""
@@ -100,10 +123,12 @@ class Files:
     def _source_of(self, path: str) -> Source:
         """The source for `path`: an index in its folder that lists it, else the file alone.
 
-        model.safetensors is always alone: if it exists, no index counts.
+        model.safetensors is always alone: if it exists, no index counts. So is pytorch_model.bin.
         """
         beside = pathlib.Path(path)
-        indices = [] if beside.name == _folder.WHOLE else beside.parent.glob(_INDICES)
+        kind = _SAFETENSORS if path.endswith(_SAFETENSORS) else _PICKLED
+        # Also those of a variant.
+        indices = [] if beside.name in _WHOLE else beside.parent.glob(f"*{kind}.index*.json")
         for index in sorted(indices):
             try:
                 source = self._source(str(index))
@@ -111,7 +136,10 @@ class Files:
                 continue  # an index of another checkpoint, or half written
             if path in source.files():
                 return source
-        return self._source(path)
+        source = self._source(path)
+        if source.contents.format != "torch" or not source.contents.remarks:
+            return source
+        return self._source(join_part(path, "all"))  # by the names that torch.load gives
 
     def _source(self, path: str) -> Source:
         key = (path, _signature(path))
@@ -129,10 +157,23 @@ class Files:
         return source
 
 
+def _tensors_of(file: File, place: torch.device, lazy: bool) -> Dict[str, Union[torch.Tensor, Slice]]:
+    """name -> tensor on `place`, or slice."""
+    if lazy:
+        return {name: file.get_slice(name) for name in file.keys()}
+    if place.type == "meta":
+        infos = {name: file.info(name) for name in file.keys()}
+        dtypes = {name: _memory.torch_dtype(_dtypes.BY_NAME[info.dtype], name) for name, info in infos.items()}
+        return {n: torch.empty(info.shape, dtype=dtypes[n], device=place) for n, info in infos.items()}
+    with file.source.connect() as client:
+        file.device = "cpu" if client.device() is None else "cuda"
+    return {name: file.get_tensor(name).to(place) for name in file.keys()}
+
+
 def _signature(path: str):
     """Facts that change when the file does; None if only the daemon sees the file."""
     try:
-        facts = os.stat(path)
+        facts = os.stat(split_part(path)[0])
     except OSError:
         return None
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns

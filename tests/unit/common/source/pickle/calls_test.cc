@@ -21,7 +21,8 @@ std::string Global(std::string_view module, std::string_view name) {
 }
 
 // A call of it, with what is pushed as arguments.
-std::string CallOf(std::string_view module, std::string_view name, std::string_view arguments = "") {
+std::string CallOf(std::string_view module, std::string_view name,
+                   std::string_view arguments = "") {
   return Global(module, name) + "(" + std::string(arguments) + "tR";
 }
 
@@ -31,7 +32,8 @@ std::string ShowCall(std::string_view module, std::string_view name, std::string
 
 void ExpectRefused(const std::string& pickle, const std::string& calls) {
   const auto parsed = ParseBytes(pickle);
-  EXPECT_THAT(parsed, FailsWith(absl::StatusCode::kPermissionDenied, reason::kSourceUnsafe)) << pickle;
+  EXPECT_THAT(parsed, FailsWith(absl::StatusCode::kPermissionDenied, reason::kSourceUnsafe))
+      << pickle;
   EXPECT_THAT(parsed, Says("would run " + calls + ",")) << pickle;
   EXPECT_EQ(FactsOf(parsed.status())["calls"], calls);
 }
@@ -89,7 +91,8 @@ TEST(PickleCalls, RecordsTellTheirClassAndAttributes) {
 
 TEST(PickleCalls, OfPureConstructorsAreValues) {
   EXPECT_EQ(ShowCall("collections", "OrderedDict", ""), "{}");
-  EXPECT_EQ(ShowPickle(CallOf("collections", "OrderedDict") + "K\x01K\x02s}K\x03K\x04sb."), "{1: 2}.{3: 4}");
+  EXPECT_EQ(ShowPickle(CallOf("collections", "OrderedDict") + "K\x01K\x02s}K\x03K\x04sb."),
+            "{1: 2}.{3: 4}");
   EXPECT_EQ(ShowCall("collections", "OrderedDict", "((K\x01K\x02lK\x03K\x04\x86l"), "{1: 2, 3: 4}");
   EXPECT_EQ(ShowCall("__builtin__", "set", "(K\x01K\x02l"), "set(1, 2)");
   EXPECT_EQ(ShowCall("__builtin__", "frozenset", ""), "set()");
@@ -111,8 +114,10 @@ TEST(PickleCalls, OfConstructorsWithOtherArgumentsAreRecords) {
   EXPECT_EQ(ShowCall("torch", "Size", "K\x01"), "torch.Size(1)");
   EXPECT_EQ(ShowCall("__builtin__", "complex", "NN"), "builtins.complex(None, None)");
   // Python makes so many zeros of it.
-  EXPECT_EQ(ShowCall("__builtin__", "bytearray", "J\xff\xff\xff\x7f"), "builtins.bytearray(2147483647)");
-  EXPECT_EQ(ShowCall("_codecs", "encode", "V\\u0100\nVlatin1\n"), "_codecs.encode('\xc4\x80', 'latin1')");
+  EXPECT_EQ(ShowCall("__builtin__", "bytearray", "J\xff\xff\xff\x7f"),
+            "builtins.bytearray(2147483647)");
+  EXPECT_EQ(ShowCall("_codecs", "encode", "V\\u0100\nVlatin1\n"),
+            "_codecs.encode('\xc4\x80', 'latin1')");
   EXPECT_EQ(ShowCall("_codecs", "encode", "Va\nVrot13\n"), "_codecs.encode('a', 'rot13')");
 }
 
@@ -125,11 +130,15 @@ TEST(PickleCalls, OfGetattrNameWhatAClassHas) {
 
 TEST(PickleCalls, OfCopyregAreRecordsOfTheClass) {
   const std::string of_class = "(" + Global("a", "C");
-  EXPECT_EQ(ShowPickle("ccopy_reg\n_reconstructor\n" + of_class + Global("__builtin__", "object") + "NtR."), "a.C()");
-  EXPECT_EQ(ShowPickle("ccopy_reg\n_reconstructor\n" + of_class + Global("__builtin__", "dict") + "}K\x01K\x02stR."),
+  EXPECT_EQ(ShowPickle("ccopy_reg\n_reconstructor\n" + of_class + Global("__builtin__", "object") +
+                       "NtR."),
+            "a.C()");
+  EXPECT_EQ(ShowPickle("ccopy_reg\n_reconstructor\n" + of_class + Global("__builtin__", "dict") +
+                       "}K\x01K\x02stR."),
             "a.C({1: 2})");
   EXPECT_EQ(ShowPickle("ccopy_reg\n__newobj__\n" + of_class + "K\x01tR."), "a.C(1)");
-  EXPECT_EQ(ShowPickle("ccopyreg\n__newobj_ex__\n" + of_class + "K\x01\x85}K\x02K\x03stR."), "a.C(1, **{2: 3})");
+  EXPECT_EQ(ShowPickle("ccopyreg\n__newobj_ex__\n" + of_class + "K\x01\x85}K\x02K\x03stR."),
+            "a.C(1, **{2: 3})");
 }
 
 TEST(PickleCalls, NamesOfPython2AreThoseOfPython3) {
@@ -144,8 +153,10 @@ TEST(PickleCalls, NamesOfPython2AreThoseOfPython3) {
 
 // numpy's scalar(dtype("f8"), bytes).
 std::string NumpyScalar(std::string_view type, std::string_view bytes, std::string_view order) {
-  const std::string dtype = fmt::format("cnumpy\ndtype\n(V{}\nI00\nI01\ntR(K\x03V{}\nNNNtb", type, order);
-  return ShowPickle(fmt::format("cnumpy.core.multiarray\nscalar\n({}C{}{}tR.", dtype, static_cast<char>(bytes.size()), bytes));
+  const std::string dtype =
+      fmt::format("cnumpy\ndtype\n(V{}\nI00\nI01\ntR(K\x03V{}\nNNNtb", type, order);
+  return ShowPickle(fmt::format("cnumpy.core.multiarray\nscalar\n({}C{}{}tR.", dtype,
+                                static_cast<char>(bytes.size()), bytes));
 }
 
 TEST(PickleCalls, NumpyScalarsAreNumbers) {
@@ -164,7 +175,8 @@ TEST(PickleCalls, NumpyScalarsAreNumbers) {
   EXPECT_EQ(NumpyScalar("b1", "\x01", "|"), "True");
   EXPECT_EQ(NumpyScalar("c8", "\x3f\x80\x00\x00\x40\x00\x00\x00"sv, ">"), "(1+2j)");
   // Texts, dates, and bytes of another length stay what they are.
-  EXPECT_THAT(NumpyScalar("U1", "a\x00\x00\x00"sv, "<"), testing::StartsWith("numpy.core.multiarray.scalar("));
+  EXPECT_THAT(NumpyScalar("U1", "a\x00\x00\x00"sv, "<"),
+              testing::StartsWith("numpy.core.multiarray.scalar("));
   EXPECT_THAT(NumpyScalar("f8", "\x00", "<"), testing::StartsWith("numpy.core.multiarray.scalar("));
 }
 
@@ -181,34 +193,45 @@ TEST(PickleCalls, OfWhatExecutesAreRefused) {
   ExpectRefused("(Vid\nios\nsystem\n.", "os.system");
   ExpectRefused("(cos\nsystem\nVid\no.", "os.system");
   ExpectRefused(CallOf("copyreg", "__newobj__", Global("subprocess", "Popen")), "subprocess.Popen");
-  ExpectRefused(CallOf("copyreg", "__newobj_ex__", Global("subprocess", "Popen") + ")}"), "subprocess.Popen");
+  ExpectRefused(CallOf("copyreg", "__newobj_ex__", Global("subprocess", "Popen") + ")}"),
+                "subprocess.Popen");
 }
 
 TEST(PickleCalls, OfWhatExecutesAreRefusedBehindOtherNames) {
   // A module that another one imports.
-  ExpectRefused(CallOf("torch.serialization", "os.system", "Vid\n"), "torch.serialization.os.system");
-  ExpectRefused(CallOf("builtins", "getattr", Global("os", "path") + "Vsystem\n") + ")R.", "os.path.system");
+  ExpectRefused(CallOf("torch.serialization", "os.system", "Vid\n"),
+                "torch.serialization.os.system");
+  ExpectRefused(CallOf("builtins", "getattr", Global("os", "path") + "Vsystem\n") + ")R.",
+                "os.path.system");
   // What a call of a harmless function would give.
-  ExpectRefused(CallOf("functools", "partial", Global("os", "system") + "Vid\n") + ")R.", "os.system");
-  ExpectRefused(CallOf("builtins", "getattr", CallOf("operator", "getitem", Global("sys", "modules") + "Vos\n") + "Vsystem\n") +
-                    "(Vid\ntR.",
-                "sys.modules");
-  ExpectRefused(CallOf("operator", "methodcaller", "Vsystem\n") + "(" + Global("torch.serialization", "os") + "tR.",
+  ExpectRefused(CallOf("functools", "partial", Global("os", "system") + "Vid\n") + ")R.",
+                "os.system");
+  ExpectRefused(
+      CallOf("builtins", "getattr",
+             CallOf("operator", "getitem", Global("sys", "modules") + "Vos\n") + "Vsystem\n") +
+          "(Vid\ntR.",
+      "sys.modules");
+  ExpectRefused(CallOf("operator", "methodcaller", "Vsystem\n") + "(" +
+                    Global("torch.serialization", "os") + "tR.",
                 "torch.serialization.os");
   ExpectRefused(CallOf("builtins", "map", Global("os", "system") + "(Vid\nl"), "os.system");
 }
 
 TEST(PickleCalls, ReferencesToWhatExecutesAreHarmless) {
   EXPECT_EQ(ShowPickle("cos\nsystem\n."), "<os.system>");
-  EXPECT_EQ(ShowCall("functools", "partial", Global("os", "system")), "functools.partial(<os.system>)");
+  EXPECT_EQ(ShowCall("functools", "partial", Global("os", "system")),
+            "functools.partial(<os.system>)");
   EXPECT_EQ(ShowCall("posixpath", "join", "Va\n"), "posixpath.join('a')");
   EXPECT_EQ(ShowCall("my.os", "Config", ""), "my.os.Config()");
-  EXPECT_EQ(ShowCall("torch.storage", "_load_from_bytes", "C\x01z"), "torch.storage._load_from_bytes(b'z')");
+  EXPECT_EQ(ShowCall("torch.storage", "_load_from_bytes", "C\x01z"),
+            "torch.storage._load_from_bytes(b'z')");
 }
 
 // An error is one line whatever a file calls its things.
 TEST(PickleCalls, NamesInErrorsAreEscaped) {
-  const auto parsed = ParseBytes("\x8c\x02os\x8c\x03" "a\nb\x93)R.");
+  const auto parsed = ParseBytes(
+      "\x8c\x02os\x8c\x03"
+      "a\nb\x93)R.");
   EXPECT_THAT(parsed, Says("would run os.a\\nb,"));
 }
 

@@ -56,8 +56,9 @@ TEST(PickleLimits, BoundTheMemo) {
 
 TEST(PickleLimits, BoundOneText) {
   const Limits limits = {.text_bytes = 5};
-  for (const std::string_view begin : std::initializer_list<std::string_view>{"\x8c{}{}.", "U{}{}.", "C{}{}.", "X{}\0\0\0{}."sv, "B{}\0\0\0{}."sv, "T{}\0\0\0{}."sv,
-                                       "\x8d{}\0\0\0\0\0\0\0{}."sv, "\x8e{}\0\0\0\0\0\0\0{}."sv, "\x96{}\0\0\0\0\0\0\0{}."sv}) {
+  for (const std::string_view begin : std::initializer_list<std::string_view>{
+           "\x8c{}{}.", "U{}{}.", "C{}{}.", "X{}\0\0\0{}."sv, "B{}\0\0\0{}."sv, "T{}\0\0\0{}."sv,
+           "\x8d{}\0\0\0\0\0\0\0{}."sv, "\x8e{}\0\0\0\0\0\0\0{}."sv, "\x96{}\0\0\0\0\0\0\0{}."sv}) {
     const auto of_length = [begin](size_t length) {
       return fmt::format(fmt::runtime(begin), static_cast<char>(length), std::string(length, 'x'));
     };
@@ -109,7 +110,8 @@ TEST(PickleLimits, MemoryIsProportionalToTheBytes) {
   EXPECT_LT(MemoryOf("Nr\xff\xff\xff\x7f."), 4'096u);
   // Lists of two times the list below, 300 deep: 2^300 elements for whoever unfolds them.
   EXPECT_LT(MemoryOf("N" + Repeat("2\x86", 300) + "."), 32'768u);
-  for (const std::string_view opcode : std::initializer_list<std::string_view>{"]", "}", "\x8f", "G\0\0\0\0\0\0\0\0"sv, "\x8c\x01x", "]Na", "K\x01Q"}) {
+  for (const std::string_view opcode : std::initializer_list<std::string_view>{
+           "]", "}", "\x8f", "G\0\0\0\0\0\0\0\0"sv, "\x8c\x01x", "]Na", "K\x01Q"}) {
     const std::string pickle = Repeat(opcode, 100'000) + ".";
     EXPECT_LT(MemoryOf(pickle), pickle.size() * 56 + 4'096) << opcode;
   }
@@ -134,7 +136,8 @@ TEST(PickleLimits, LongValuesAreNotCopiedAgainAndAgain) {
   const std::string names = "V" + std::string(2'000, 'x') + "\nq\x01";
   EXPECT_OK(ParseBytes(names + "h\x01h\x01\x93."));
   ExpectPastLimit(names + Repeat("h\x01h\x01\x93", 1'000) + ".", {});
-  ExpectPastLimit(names + "ca\nb\nq\x02" + Repeat("c__builtin__\ngetattr\nh\x02h\x01\x86R", 1'000) + ".", {});
+  ExpectPastLimit(
+      names + "ca\nb\nq\x02" + Repeat("c__builtin__\ngetattr\nh\x02h\x01\x86R", 1'000) + ".", {});
 }
 
 TEST(PickleLimits, LongKeysAreNotComparedAgainAndAgain) {

@@ -27,7 +27,11 @@ void ExpectShown(const std::vector<OpcodeCase>& cases) {
 }
 
 TEST(PickleOpcodes, MakeConstants) {
-  ExpectShown({{"N.", "None"}, {"\x88.", "True"}, {"\x89.", "False"}, {"I01\n.", "True"}, {"I00\n.", "False"}});
+  ExpectShown({{"N.", "None"},
+               {"\x88.", "True"},
+               {"\x89.", "False"},
+               {"I01\n.", "True"},
+               {"I00\n.", "False"}});
 }
 
 TEST(PickleOpcodes, MakeNumbers) {
@@ -149,7 +153,8 @@ TEST(PickleOpcodes, KeepAMemo) {
                // A number far behind the others, and one below it afterwards.
                {"K\x01r\xff\xff\xff\xffK\x02j\xff\xff\xff\xff\x86.", "(2, 1)"},
                {"g3\n.",
-                "SOURCE_INVALID: its pickle is damaged at byte 0: it takes number 3 of its memo, which it never put "
+                "SOURCE_INVALID: its pickle is damaged at byte 0: it takes number 3 of its memo, "
+                "which it never put "
                 "there; copy or download the file again, or save it anew"},
                // A list that holds itself.
                {"]q\x00h\x00"
@@ -181,12 +186,37 @@ TEST(PickleOpcodes, OfExtensionsAndBuffersOutsideAreRefused) {
 
 // No opcode may take what is not there, be it bytes, values or marks.
 TEST(PickleOpcodes, NeedTheirOperands) {
-  std::vector<std::string> pickles = {"", "K", "M\x01", "J\x01", "G\x01", "X\x05", "I1", "I\n.", "Lx\n.", "F\n.", "Fx\n.",
-                                      "Vx", "V\\u12\n.", "V\\U00110000\n.", "S'x\n.", "Sx\n.", "S'\\x4'\n.", "cx\n", "g\n.",
-                                      "gx\n.", "g-1\n.", "h\x01.", "j\x01", "\x8a\x05z", "\x8c\x05z", "\x95\x09",
-                                      "\x8c\x01\xff.", "\x8c\x03\xed\x9f\xff."};
-  for (const char* opcode : {".", "0", "1", "2", "q\x01", "\x94", "p1\n", "a", "e", "s", "u", "t", "l", "d", "\x85", "\x86",
-                             "\x87", "\x90", "\x91", "\x93", "R", "b", "o", "ia\nb\n", "\x81", "\x92", "Q"}) {
+  std::vector<std::string> pickles = {"",
+                                      "K",
+                                      "M\x01",
+                                      "J\x01",
+                                      "G\x01",
+                                      "X\x05",
+                                      "I1",
+                                      "I\n.",
+                                      "Lx\n.",
+                                      "F\n.",
+                                      "Fx\n.",
+                                      "Vx",
+                                      "V\\u12\n.",
+                                      "V\\U00110000\n.",
+                                      "S'x\n.",
+                                      "Sx\n.",
+                                      "S'\\x4'\n.",
+                                      "cx\n",
+                                      "g\n.",
+                                      "gx\n.",
+                                      "g-1\n.",
+                                      "h\x01.",
+                                      "j\x01",
+                                      "\x8a\x05z",
+                                      "\x8c\x05z",
+                                      "\x95\x09",
+                                      "\x8c\x01\xff.",
+                                      "\x8c\x03\xed\x9f\xff."};
+  for (const char* opcode : {".",    "0",    "1", "2", "q\x01", "\x94",    "p1\n", "a",    "e",
+                             "s",    "u",    "t", "l", "d",     "\x85",    "\x86", "\x87", "\x90",
+                             "\x91", "\x93", "R", "b", "o",     "ia\nb\n", "\x81", "\x92", "Q"}) {
     pickles.push_back(std::string(opcode) + ".");
   }
   pickles.emplace_back("N(N\x86.");
@@ -195,13 +225,15 @@ TEST(PickleOpcodes, NeedTheirOperands) {
     pickles.push_back(std::string("N(N") + opcode + ".");  // not from below a mark
     pickles.push_back(std::string("NNN") + opcode + ".");  // of another kind
   }
-  for (const char* wrong : {"}(Nu.", "(Nd.", "](N\x90.", "\x8f(Ne.", "}Na.", "]NNs.", ")}b.", "ca\nb\n}b.", "NNb.",
-                            "ca\nb\n]R.", "ca\nb\n)N\x92.", "K\x01)R.", "K\x01K\x02\x93.", "(o.", "\xff.", "z."}) {
+  for (const char* wrong :
+       {"}(Nu.", "(Nd.", "](N\x90.", "\x8f(Ne.", "}Na.", "]NNs.", ")}b.", "ca\nb\n}b.", "NNb.",
+        "ca\nb\n]R.", "ca\nb\n)N\x92.", "K\x01)R.", "K\x01K\x02\x93.", "(o.", "\xff.", "z."}) {
     pickles.push_back(wrong);
   }
   for (const std::string& pickle : pickles) {
     const auto parsed = ParseBytes(pickle);
-    EXPECT_THAT(parsed, FailsWith(absl::StatusCode::kDataLoss, reason::kSourceInvalid)) << absl::CHexEscape(pickle);
+    EXPECT_THAT(parsed, FailsWith(absl::StatusCode::kDataLoss, reason::kSourceInvalid))
+        << absl::CHexEscape(pickle);
     EXPECT_TRUE(FactsOf(parsed.status()).contains("offset"));
   }
 }

@@ -51,21 +51,36 @@ inline std::string ShowRecord(const Value& value, int depth) {
 
 inline std::string ShowContent(const Value& value, int depth) {
   switch (value.kind()) {
-    case Kind::kNone: return "None";
-    case Kind::kBool: return value.boolean() ? "True" : "False";
-    case Kind::kInt: return std::to_string(value.integer());
-    case Kind::kBigInt: return std::string(value.text());
-    case Kind::kFloat: return fmt::format("{}", value.real());
-    case Kind::kComplex: return fmt::format("({}+{}j)", value.real(), value.imaginary());
-    case Kind::kText: return fmt::format("'{}'", value.text());
-    case Kind::kBytes: return fmt::format("b'{}'", absl::CHexEscape(std::string(value.text())));
-    case Kind::kList: return "[" + ShowAll(value.items(), depth) + "]";
-    case Kind::kTuple: return "(" + ShowAll(value.items(), depth) + ")";
-    case Kind::kSet: return "set(" + ShowAll(value.items(), depth) + ")";
-    case Kind::kDict: return ShowPairs(value.entries(), depth);
-    case Kind::kSymbol: return fmt::format("<{}>", value.text());
-    case Kind::kRecord: return ShowRecord(value, depth);
-    case Kind::kPersistent: return "@" + ShowAll(value.items(), depth);
+    case Kind::kNone:
+      return "None";
+    case Kind::kBool:
+      return value.boolean() ? "True" : "False";
+    case Kind::kInt:
+      return std::to_string(value.integer());
+    case Kind::kBigInt:
+      return std::string(value.text());
+    case Kind::kFloat:
+      return fmt::format("{}", value.real());
+    case Kind::kComplex:
+      return fmt::format("({}+{}j)", value.real(), value.imaginary());
+    case Kind::kText:
+      return fmt::format("'{}'", value.text());
+    case Kind::kBytes:
+      return fmt::format("b'{}'", absl::CHexEscape(std::string(value.text())));
+    case Kind::kList:
+      return "[" + ShowAll(value.items(), depth) + "]";
+    case Kind::kTuple:
+      return "(" + ShowAll(value.items(), depth) + ")";
+    case Kind::kSet:
+      return "set(" + ShowAll(value.items(), depth) + ")";
+    case Kind::kDict:
+      return ShowPairs(value.entries(), depth);
+    case Kind::kSymbol:
+      return fmt::format("<{}>", value.text());
+    case Kind::kRecord:
+      return ShowRecord(value, depth);
+    case Kind::kPersistent:
+      return "@" + ShowAll(value.items(), depth);
   }
   return "?";
 }

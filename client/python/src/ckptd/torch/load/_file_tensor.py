@@ -110,14 +110,21 @@ def changed(source: str) -> Aborted:
 
 
 def inspect(own: _client.Client, path: str, deadline: Deadline) -> Source:
-    """The contents of `path`. Raises accelerate's errors for files that accelerate refuses."""
+    """The contents of `path`, by the names that its file has for them.
+
+    Raises accelerate's errors for files that accelerate refuses.
+    """
     try:
         found = own.inspect(path, timeout=deadline.for_call())
+        if found.format == "torch" and found.remarks and os.path.isfile(path):
+            # What the format has left off its names by default, torch.load has not.
+            found = own.inspect(path, timeout=deadline.for_call(), part="all")
     except NotFound as error:
         if error.reason != "SOURCE_NOT_FOUND":
             raise
         raise FileNotFoundError(error.message) from error
-    _check_format(path, found.metadata)
+    if found.format in ("", "safetensors"):
+        _check_format(path, found.metadata)
     return found
 
 

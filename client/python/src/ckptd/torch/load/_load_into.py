@@ -112,8 +112,9 @@ def load_into(
     "first" takes the value of the first of the model's names.
     source: a file, an index, or a folder. In a folder the files are read that transformers
     reads: model.safetensors, else model.safetensors.index.json, else a numbered series, else
-    all .safetensors files but those of adapters and optimizers. variant="fp16" reads
-    model.fp16.safetensors, or its index, instead. Also hf://ORG/NAME@REVISION, in the local cache.
+    all .safetensors files but those of adapters and optimizers; and where there are none,
+    pytorch_model.bin or its index. variant="fp16" reads model.fp16.safetensors, or its index,
+    instead. Also hf://ORG/NAME@REVISION, in the local cache.
     part="model" takes that part of a source that has several, as "#model" behind its path does.
     rename: maps names of the checkpoint to names of the model: a dict, a function of a name,
     or (pattern, replacement) pairs for re.sub, applied in turn. Other names stay.

@@ -5,7 +5,7 @@ from typing import Any, Dict, Optional, Union
 
 import torch
 
-from ... import _client, _folder, _source
+from ... import _client, _source
 from ..._rpc import Deadline
 from .. import _daemon
 from ..agree import _agreement
@@ -29,12 +29,12 @@ def load_state_dict(
     """accelerate's function of this name, for a job whose rank 0 alone reads.
 
     On rank 0 (of the process group, or of the launcher's environment) a LazyStateDict of
-    a safetensors file, of its index or of a folder; `{}` on other ranks unless every_rank.
+    a file, of an index or of a folder; `{}` on other ranks unless every_rank.
     device_map: the device of all values, or module name -> device as accelerate applies it: a
     single device holds all values; of several, names under none go to the host. A device is a
-    torch.device, its text, or the number of a GPU. Files other than safetensors are read by
-    torch.load on the host, as in accelerate. variant, part: see load_into. fallback="native" has
-    accelerate read if no daemon can be reached.
+    torch.device, its text, or the number of a GPU. A file of torch that holds more than tensors
+    is read by torch.load on the host, as in accelerate. variant, part: see load_into.
+    fallback="native" has accelerate read if no daemon can be reached.
 
     Raises accelerate's errors: FileNotFoundError, OSError for a file whose metadata names no
     format, ValueError for a format other than PyTorch's and for an unknown device; else
@@ -46,8 +46,6 @@ def load_state_dict(
         return {}
     with _agreement.local_preparation(f"load_state_dict of {path}", _agreement.OwnDaemon(address, client)):
         path = _source.local_path(path)
-        if not (_folder.is_safetensors(path) or os.path.isdir(path)):
-            return torch.load(path, map_location=torch.device("cpu"), weights_only=True)
         devices = None if device_map is None else _devices.by_module(device_map)
         return _native_fallback.stand_in(
             "load_state_dict",
@@ -63,10 +61,12 @@ def _load_by_accelerate(path: str, devices) -> Dict[str, Any]:
     return _native_fallback.original("accelerate.utils.modeling", "load_state_dict")(path, as_there)
 
 
-def _open(path, devices, rank: int, timeout: float, address, client) -> LazyStateDict:
+def _open(path, devices, rank: int, timeout: float, address, client) -> Union[LazyStateDict, Dict[str, Any]]:
     deadline = Deadline(timeout)
     with _daemon.connected(address, client, deadline, rank) as own:
         found = _file_tensor.inspect(own, path, deadline)
+    if found.value_count + found.opaque_count > 0 and os.path.isfile(path) and found.format == "torch":
+        return torch.load(path, map_location=torch.device("cpu"), weights_only=True)
     names = [*found.tensors, *found.aliases]
     places = {} if devices is None else _devices.by_name(names, devices)
     for device in set(places.values()):

@@ -25,7 +25,7 @@ def patch_points(files: Files) -> List[PatchPoint]:
     """(module, or module:class, name, function from the original to its replacement)."""
     return [
         (MODELING, "safe_open", lambda original: _opener(files.opener(original, by_index=False))),
-        (MODELING, "load_state_dict", lambda original: files.refuser(original)),
+        (MODELING, "load_state_dict", lambda original: files.reader(original, lambda: False)),
         from_pretrained(files),
         (MODEL, "_load_pretrained_model", _counting_rounds),
         (MODELING, "_infer_parameter_dtype", _noting_dtypes),

@@ -6,6 +6,7 @@ with this rank's sharding and dtype, and reads values only when all are passed. 
 (renames, stacked and fused experts) are transformers' own and run unchanged.
 """
 
+import contextvars
 import functools
 import inspect
 from typing import Callable, List, Tuple
@@ -26,12 +27,33 @@ def patch_points(files: Files) -> List[PatchPoint]:
     return [
         (MODELING, "safe_open", lambda original: files.opener(original)),
         (MODELING, "_is_on_hf_mount", lambda original: functools.wraps(original)(_return_false)),
-        (MODELING, "load_state_dict", lambda original: files.refuser(original)),
+        (MODELING, "load_state_dict", lambda original: files.reader(original, _reads_slices.get)),
+        (MODEL, "_load_pretrained_model", _reading_slices),
         (MODELING, "_safe_load_bytes", lambda original: files.bytes_refuser(original)),
         (MODELING, "convert_and_load_state_dict_in_model", lambda original: _with_deferred_load(original, files)),
         from_pretrained(files),
         (LOADING, "spawn_materialize", _deferring_spawn),
     ]
+
+
+# Whether load_state_dict is called for convert_and_load_state_dict_in_model, which takes slices.
+_reads_slices: contextvars.ContextVar = contextvars.ContextVar("ckptd_reads_slices", default=False)
+
+
+def _reading_slices(original: staticmethod) -> staticmethod:
+    function = original.__func__
+
+    @functools.wraps(function)
+    def _load_pretrained_model(*arguments, **named):
+        from transformers.integrations import is_deepspeed_zero3_enabled
+
+        token = _reads_slices.set(not is_deepspeed_zero3_enabled())
+        try:
+            return function(*arguments, **named)
+        finally:
+            _reads_slices.reset(token)
+
+    return staticmethod(_load_pretrained_model)
 
 
 def from_pretrained(files: Files) -> PatchPoint:

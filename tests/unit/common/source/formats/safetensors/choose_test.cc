@@ -25,7 +25,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
 
 using Names = std::vector<std::string>;
 
@@ -41,7 +40,7 @@ TEST_P(ChooseFiles, TakesWhatTransformersWouldAndElseTheModelsOwnFiles) {
   for (const std::string& name : GetParam().holds) folder.Write(name, "");
   const std::shared_ptr<const Storage> storage = StorageOf(folder.path());
   ASSERT_OK_AND_ASSIGN(const Listing listing, ListSource(*storage, folder.path()));
-  const auto choice = ckptd::ChooseFiles(*storage, folder.path(), ContentsOf(listing));
+  const auto choice = ckptd::ChooseFiles(folder.path(), ContentsOf(listing));
   if (GetParam().counts.empty()) {
     ASSERT_FALSE(choice.ok());
     EXPECT_THAT(choice, Says(GetParam().refusal));
@@ -92,7 +91,6 @@ INSTANTIATE_TEST_SUITE_P(
         Folder{{"p.safetensors.index.json", "q.safetensors.index.json"}, {}, "name the one to load"},
         Folder{{"pytorch_model.bin", "adapter_model.safetensors"}, {}, "it holds pytorch_model.bin"},
         Folder{{"pytorch_model.bin.index.json", kFirst, kSecond}, {}, "transformers reads the former"},
-        Folder{{"pytorch_model.bin"}, {}, "it holds no safetensors but pytorch_model.bin"},
         Folder{{"config.json"}, {}, "no .safetensors file in this folder"}));
 
 // ---- What was left out is said, and what an index says wrongly.

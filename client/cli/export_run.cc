@@ -1,0 +1,155 @@
+#include "client/cli/export_run.h"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <chrono>
+#include <utility>
+
+#include "client/cli/exit_codes.h"
+#include "client/cli/json.h"
+#include "client/cli/output.pb.h"
+#include "client/cli/progress.h"
+#include "client/cli/rename_rules.h"
+#include "client/cli/text.h"
+#include "common/base/escape.h"
+#include "common/base/status.h"
+#include "common/source/path_text.h"
+
+namespace ckptd::cli {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr double kBetweenLooks = 0.1;  // seconds, at what is shown
+
+// Follows the bytes that are written.
+class Progress {
+ public:
+  Progress(uint64_t total, Context& context)
+      : view_(context.io, context.globals.quiet),
+        listening_(context.io.interrupt, [this] { stopped_ = true; }) {
+    progress_.set_bytes_total(total);
+    progress_.set_slowest_rank(-1);
+  }
+
+  bool Add(uint64_t bytes) {
+    progress_.set_bytes_done(progress_.bytes_done() + bytes);
+    const double took = seconds();
+    if (took < next_) return !stopped_;
+    next_ = took + kBetweenLooks;
+    if (took > 0) {
+      progress_.set_bytes_per_second(static_cast<double>(progress_.bytes_done()) / took);
+    }
+    view_.Update(progress_, "WRITING");
+    return !stopped_;
+  }
+  double seconds() const {
+    return std::chrono::duration<double>(SteadyClock::now() - begin_).count();
+  }
+
+ private:
+  const SteadyClock::time_point begin_ = SteadyClock::now();
+  double next_ = 0;
+  v1::Progress progress_;
+  ProgressView view_;
+  std::atomic<bool> stopped_ = false;
+  const CancelToken::Listening listening_;  // last, because its constructor may call the listener
+};
+
+// What the written files do not have.
+std::vector<std::string> LeftOut(const CheckpointIndex& index, const ExportOptions& options,
+                                 const Content& content) {
+  std::vector<std::string> remarks;
+  if (!index.values.empty()) {
+    remarks.push_back(fmt::format("{} that are no tensors were left out",
+                                  Counted(index.values.size(), "value")));
+  }
+  if (!index.opaque.empty()) {
+    remarks.push_back(fmt::format("{} of classes were left out",
+                                  Counted(index.opaque.size(), "object")));
+  }
+  size_t objects = 0;
+  for (const TensorEntry& tensor : index.tensors) objects += tensor.kind == EntryKind::kObject;
+  if (objects > 0 && options.to != ExportFormat::kDcp) {
+    remarks.push_back(fmt::format("{} of bytes were left out", Counted(objects, "entry")));
+  }
+  size_t aliases = 0;
+  for (const OutTensor& tensor : content.tensors) aliases += tensor.aliases.size();
+  if (aliases > 0 && options.to == ExportFormat::kSafetensors) {
+    remarks.push_back(fmt::format("{} of tied tensors became metadata, as safetensors' save_model "
+                                  "keeps them",
+                                  Counted(aliases, "name")));
+  }
+  return remarks;
+}
+
+absl::Status Print(const ExportOutput& output, Context& context) {
+  if (context.json()) return PrintJson(output, context.io.out);
+  std::string speed;
+  if (output.seconds() > 0) {
+    speed = fmt::format(" in {} ({})", HumanDuration(Seconds(output.seconds())),
+                        HumanRate(static_cast<double>(output.bytes()) / output.seconds()));
+  }
+  context.io.out << Escape(fmt::format("{}: {}, {} in {}{}", output.target(),
+                                       Counted(output.tensor_count(), "tensor"),
+                                       HumanBytes(output.bytes()),
+                                       Counted(static_cast<uint64_t>(output.files_size()), "file"),
+                                       context.globals.quiet ? "" : speed))
+                 << '\n';
+  for (const std::string& remark : output.remarks()) context.Note("note: " + remark);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddChoiceOptions(CLI::App& verb, const std::string& renamed, ChoiceOptions& options) {
+  const auto add = [&verb](const char* name, std::vector<std::string>& into,
+                           const std::string& help, const char* type) {
+    verb.add_option(name, into, help)->type_name(type)->allow_extra_args(false);
+  };
+  add("--include", options.include,
+      "Only tensors whose names match this pattern (* and ?); may be given again", "GLOB");
+  add("--exclude", options.exclude, "No tensors whose names match it; may be given again", "GLOB");
+  add("--rename", options.rename,
+      fmt::format("Change {} by a regular expression, as Python's re.sub does; may be given again; "
+                  "@FILE: one rule a line",
+                  renamed),
+      "PATTERN=REPLACEMENT");
+}
+
+absl::StatusOr<Choice> ToChoice(const ChoiceOptions& options) {
+  Choice choice;
+  choice.include = options.include;
+  choice.exclude = options.exclude;
+  CKPTD_ASSIGN_OR_RETURN(choice.rename, ParseRenameRules(options.rename));
+  return choice;
+}
+
+absl::StatusOr<int> RunExport(const OpenedCheckpoint& source, const Content& content,
+                              const std::string& target, ExportOptions options, Context& context) {
+  ExportOutput output;
+  {
+    Progress progress(content.bytes(), context);
+    options.on_written = [&progress](uint64_t bytes) { return progress.Add(bytes); };
+    const absl::StatusOr<ExportResult> result = Export(content, target, options);
+    if (absl::IsCancelled(result.status())) {
+      context.Note(fmt::format("stopped; nothing is left of {}", target));
+      return kExitInterrupted;
+    }
+    CKPTD_RETURN_IF_ERROR(result.status());
+    for (const std::string& name : result->files) output.add_files(MessageText(name));
+    output.set_bytes(result->bytes);
+    output.set_seconds(progress.seconds());
+  }
+  output.set_target(MessageText(target));
+  output.set_tensor_count(content.tensors.size());
+  for (const std::string& remark : source.remarks) output.add_remarks(MessageText(remark));
+  for (std::string& remark : LeftOut(source.index, options, content)) {
+    output.add_remarks(std::move(remark));
+  }
+  CKPTD_RETURN_IF_ERROR(Print(output, context));
+  return kExitFine;
+}
+
+}  // namespace ckptd::cli

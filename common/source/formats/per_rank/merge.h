@@ -1,0 +1,76 @@
+// Puts the tensors of all ranks' files together. No I/O.
+#ifndef CKPTD_COMMON_SOURCE_FORMATS_PER_RANK_MERGE_H_
+#define CKPTD_COMMON_SOURCE_FORMATS_PER_RANK_MERGE_H_
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/source/format.h"
+#include "common/source/formats/per_rank/shards.h"
+
+namespace ckptd::per_rank {
+
+// Takes the ranks one after the other. Not thread-safe.
+class Merger {
+ public:
+  // `source` is for messages.
+  explicit Merger(std::string source) : source_(std::move(source)) {}
+
+  // Of each rank once, in their order; `file` is its number in the index. Errors, with facts "file"
+  // and "tensor": DataLoss SOURCE_INVALID where ranks say different things of one tensor;
+  // InvalidArgument SOURCE_INVALID for more than kMaxSourcePieces.
+  absl::Status Add(RankState state, uint32_t file);
+
+  // The index, but for its files. Tensors that each rank has whole (buffers) are taken from the
+  // first one. What FSDP1's LOCAL_STATE_DICT has of flat parameters is of one dimension, as a remark
+  // says. Errors as of Add, for parts that leave holes or overlap; Unimplemented SOURCE_UNSUPPORTED
+  // where nothing says how the ranks' tensors belong together.
+  absl::StatusOr<OpenedCheckpoint> Finish();
+
+ private:
+  struct Sharded {
+    TensorEntry entry;
+    std::set<std::pair<Shape, Shape>> boxes;  // of its pieces: replicas have equal ones
+  };
+  struct Plain {
+    TensorEntry entry;
+    bool differs = false;   // ranks have it in different shapes or types
+    bool all_empty = true;  // it is of one dimension and has no elements on any rank
+  };
+  // What a rank has of flat parameters, by the storage that it lies in.
+  using FlatShards = std::map<std::string, const LocalBox*>;
+
+  absl::Status Invalid(const std::string& tensor, const std::string& why) const;
+  absl::Status CountPieces(size_t more);
+  absl::Status AddSharded(const LocalTensor& tensor, uint32_t file, bool big_endian);
+  absl::Status AddPlain(const torch::NamedTensor& tensor, uint32_t file, bool big_endian,
+                        const FlatShards& flats);
+  // Whether the tensor is a run of a flat parameter, which is added.
+  bool AddFragment(const TensorEntry& entry, const torch::Tensor& tensor, const FlatShards& flats);
+  absl::Status FinishSharded();
+  absl::Status FinishFragments();
+  absl::Status FinishPlain();
+  absl::Status CheckTogether() const;
+  void DropStrayAliases();
+
+  const std::string source_;
+  std::string last_file_;  // for messages
+  size_t ranks_ = 0;
+  size_t pieces_ = 0;
+  std::map<std::string, Sharded> sharded_;
+  std::map<std::string, Plain> plain_;
+  // By name, the runs by where they begin in their flat parameter.
+  std::map<std::string, std::map<uint64_t, TensorEntry>> fragments_;
+  std::vector<std::string> flat_names_;
+  OpenedCheckpoint out_;
+};
+
+}  // namespace ckptd::per_rank
+
+#endif  // CKPTD_COMMON_SOURCE_FORMATS_PER_RANK_MERGE_H_

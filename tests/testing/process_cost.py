@@ -1,0 +1,30 @@
+"""What a running process does until it has answered: time of its processor, and memory."""
+
+import contextlib
+import pathlib
+import types
+
+MEBIBYTE = 1 << 20
+
+
+def _memory(pid, field):
+    """VmRSS or VmHWM, its peak, in bytes."""
+    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise ProcessLookupError(pid)
+
+
+def _seconds(pid):
+    tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+@contextlib.contextmanager
+def cost_of(pid):
+    """Afterwards what it gives has `seconds`, and `growth`, the most memory above that of before."""
+    cost = types.SimpleNamespace(seconds=None, growth=None)
+    pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
+    memory, seconds = _memory(pid, "VmRSS"), _seconds(pid)
+    yield cost
+    cost.growth, cost.seconds = _memory(pid, "VmHWM") - memory, _seconds(pid) - seconds
