@@ -16,7 +16,7 @@ TRANSFER = ["server/transfer/transfer.h", "server/transfer/transfer_types.h", "s
 # Of common/source, what storages and formats are written against.
 SOURCE_SEAMS = [f"common/source/{name}.h" for name in ("access", "passed_files", "storage", "format", "index", "dtype", "piece",
                                                          "placements", "text", "path_text", "tiling")]
-SOURCE = [*SOURCE_SEAMS, *(f"common/source/{name}.h" for name in ("hub_cache", "manifest", "odd_tensors", "open", "piece_reader",
+SOURCE = [*SOURCE_SEAMS, *(f"common/source/{name}.h" for name in ("hub_cache", "intervals", "manifest", "odd_tensors", "open", "piece_reader",
                                                                "registry"))]
 FORMATS = sorted(folder.name for folder in (ROOT / "common/source/formats").iterdir())
 # What several formats are made of: each part may include those before it.
