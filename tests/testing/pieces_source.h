@@ -53,10 +53,10 @@ class PiecesSource {
   }
 
   // Writes the files; both indices then say where and who they are. A source is the first of its
-  // files: no format there is would find anything in the folder.
+  // files, whose name is one of safetensors: no format there is would find anything in the folder.
   void Write(const std::string& folder) {
     for (size_t file = 0; file < 2; ++file) {
-      index.files[file] = WriteFile(folder + (file == 0 ? "/one" : "/two"), contents[file]);
+      index.files[file] = WriteFile(folder + (file == 0 ? "/one.safetensors" : "/two"), contents[file]);
     }
     plain.files[0] = WriteFile(folder + "/plain", plain_content);
     index.source = index.files[0].path;
