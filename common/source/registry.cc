@@ -7,6 +7,7 @@
 #include "common/source/formats/per_rank/format.h"
 #include "common/source/formats/safetensors/format.h"
 #include "common/source/formats/torch/format.h"
+#include "common/source/formats/torch_checkpointing/format.h"
 #include "common/source/formats/unrecognised/format.h"
 #include "common/source/storage/access_storage.h"
 #include "common/source/storage/posix.h"
@@ -31,6 +32,7 @@ absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::stri
 
 std::span<const CheckpointFormat* const> Formats() {
   static const DeepSpeedFormat deepspeed{};
+  static const TorchCheckpointingFormat torch_checkpointing{};
   static const PerRankFormat per_rank{};
   static const DcpFormat dcp{};
   static const TorchFormat torch{};
@@ -40,6 +42,7 @@ std::span<const CheckpointFormat* const> Formats() {
   static const UnrecognisedFormat unrecognised{};
   static const CheckpointFormat* const all[] = {
       &deepspeed,
+      &torch_checkpointing,
       &per_rank,
       &dcp,
       &torch,

@@ -20,7 +20,7 @@ SOURCE = [*SOURCE_SEAMS, *(f"common/source/{name}.h" for name in ("hub_cache", "
                                                                "registry"))]
 FORMATS = sorted(folder.name for folder in (ROOT / "common/source/formats").iterdir())
 # What several formats are made of: each part may include those before it.
-FORMAT_PARTS = [f"common/source/{name}" for name in ("pickle", "zip", "weight_map", "safetensors", "torch")]
+FORMAT_PARTS = [f"common/source/{name}" for name in ("pickle", "zip", "weight_map", "safetensors", "torch", "ranks")]
 BEHIND_SEAMS = ("common/source/storage/", "common/source/formats/", *(f"{part}/" for part in FORMAT_PARTS))
 # Who may name storages and formats.
 REGISTRY = "common/source/registry.cc"
