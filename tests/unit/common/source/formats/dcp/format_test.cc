@@ -228,6 +228,17 @@ TEST_F(DcpFormatTest, RefusesASaveOfRanksOnTheirOwn) {
   EXPECT_THAT(Read("", "/r"), FailsWith(StatusCode::kUnimplemented, reason::kSourceUnsupported));
 }
 
+TEST_F(DcpFormatTest, SaysHowMegatronsZarrBecomesReadable) {
+  storage_.Write("/z/metadata.json", R"({"sharded_backend": "zarr", "sharded_backend_version": 1})");
+  storage_.Write("/z/common.pt", "");
+  storage_.Write("/z/model.embedding.weight/.zarray", "{}");
+  writes_ = false;
+  EXPECT_THAT(Read("", "/z"), FailsWith(StatusCode::kUnimplemented, reason::kSourceUnsupported));
+  EXPECT_THAT(Read("", "/z"), Says("--ckpt-convert-format torch_dist"));
+  storage_.Write("/z/metadata.json", R"({"sharded_backend": "torch_dist"})");
+  EXPECT_FALSE(format_.Recognise(storage_, ListSource(storage_, "/z").value()));
+}
+
 TEST_F(DcpFormatTest, ReadsTheFolderOfAcceleratesModelOrOptimizer) {
   writer_.Write(storage_, "/a/pytorch_model_fsdp_0");
   DcpWriter optimizer;
