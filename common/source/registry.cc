@@ -12,6 +12,7 @@
 #include "common/source/storage/access_storage.h"
 #include "common/source/storage/posix.h"
 #include "common/source/storage/process_memory.h"
+#include "common/source/together.h"
 
 namespace ckptd {
 
@@ -39,6 +40,7 @@ std::span<const CheckpointFormat* const> Formats() {
   static const OffloadFormat offload{};
   static const GgufFormat gguf{};
   static const SafetensorsFormat safetensors{};
+  static const TogetherFormat together{};
   static const UnrecognisedFormat unrecognised{};
   static const CheckpointFormat* const all[] = {
       &deepspeed,
@@ -49,6 +51,7 @@ std::span<const CheckpointFormat* const> Formats() {
       &offload,
       &gguf,
       &safetensors,
+      &together,
       &unrecognised,
   };
   return all;

@@ -252,6 +252,9 @@ TEST_F(DcpFormatTest, ReadsTheFolderOfAcceleratesModelOrOptimizer) {
   ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint state, Read("optimizer", "/a"));
   EXPECT_EQ(BytesOf(state.index, "state.w.step"), "7");
   EXPECT_EQ(state.index.Find("state.w.step")->kind, EntryKind::kOptimizer);
+  Listing other = ListSource(storage_, "/a").value();
+  other.part = "nothing";
+  EXPECT_THAT(format_.Check(storage_, other), Says("(#model, #optimizer, #extra, #all)"));
 }
 
 TEST_F(DcpFormatTest, SaysThatASaveOfAccelerateDidNotFinish) {
