@@ -28,25 +28,31 @@ struct Part {
   Listing listing;
 };
 
-std::vector<Part> PartsOf(const Storage& storage, const Listing& listing) {
+// As other formats than `self` recognise them.
+std::vector<Part> PartsOf(const CheckpointFormat& self, const Storage& storage,
+                          const Listing& listing) {
   std::vector<Part> parts;
+  if (!listing.is_folder) return parts;
   const auto formats = Formats().first(Formats().size() - 1);  // the last one takes everything
   for (const std::string_view part : kParts) {
     Listing one = listing;
     one.part = part;
     const auto format = std::find_if(formats.begin(), formats.end(), [&](const auto* candidate) {
-      return candidate->Recognise(storage, one);
+      return candidate != &self && candidate->Recognise(storage, one);
     });
     if (format != formats.end()) parts.push_back({*format, std::move(one)});
   }
   return parts;
 }
 
-absl::StatusOr<std::vector<Part>> CheckedPartsOf(const Storage& storage, const Listing& listing) {
-  std::vector<Part> parts;
-  if (listing.is_folder) parts = PartsOf(storage, listing);
-  if (parts.size() < 2) return NoSuchPart(listing, kParts);
-  return parts;
+absl::StatusOr<std::vector<Part>> AllParts(const CheckpointFormat& self, const Storage& storage,
+                                           const Listing& listing) {
+  std::vector<Part> parts = PartsOf(self, storage, listing);
+  if (listing.part == kAll && parts.size() > 1) return parts;
+  std::vector<std::string_view> names;
+  for (const Part& part : parts) names.push_back(part.listing.part);
+  names.push_back(kAll);
+  return NoSuchPart(listing, names);
 }
 
 // Moves what a part holds into the whole.
@@ -128,11 +134,11 @@ class Whole {
 }  // namespace
 
 bool TogetherFormat::Recognise(const Storage& storage, const Listing& listing) const {
-  return listing.part == kAll && CheckedPartsOf(storage, listing).ok();
+  return !listing.part.empty() && PartsOf(*this, storage, listing).size() > 1;
 }
 
 absl::Status TogetherFormat::Check(const Storage& storage, const Listing& listing) const {
-  CKPTD_ASSIGN_OR_RETURN(const std::vector<Part> parts, CheckedPartsOf(storage, listing));
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<Part> parts, AllParts(*this, storage, listing));
   for (const Part& part : parts) {
     CKPTD_RETURN_IF_ERROR(part.format->Check(storage, part.listing));
   }
@@ -141,7 +147,7 @@ absl::Status TogetherFormat::Check(const Storage& storage, const Listing& listin
 
 absl::StatusOr<OpenedCheckpoint> TogetherFormat::ReadIndex(const Storage& storage,
                                                            const Listing& listing) const {
-  CKPTD_ASSIGN_OR_RETURN(const std::vector<Part> parts, CheckedPartsOf(storage, listing));
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<Part> parts, AllParts(*this, storage, listing));
   Whole whole;
   for (const Part& part : parts) {
     CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, part.format->ReadIndex(storage, part.listing));

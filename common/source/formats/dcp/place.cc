@@ -140,10 +140,11 @@ absl::StatusOr<Place> FindPlace(const Storage& storage, const Listing& listing) 
   }
   if (Has(listing, kMetadata)) return Place{listing, ""};
   if (!FoldersBelow(listing, listing.part).empty()) return FindBelow(storage, listing);
-  if (!FoldersBelow(listing, "").empty()) {
-    constexpr auto kParts = std::to_array<std::string_view>({"model", "optimizer", "extra", "all"});
-    return NoSuchPart(listing, kParts);
+  std::vector<std::string_view> parts;
+  for (const std::string_view part : {"model", "optimizer"}) {
+    if (!FoldersBelow(listing, part).empty()) parts.push_back(part);
   }
+  if (!parts.empty()) return NoSuchPart(listing, parts);
   if (IsZarrOfMegatron(storage, listing)) {
     return Unsupported(listing,
                        "it is a checkpoint of Megatron-Core's zarr form (sharded_backend \"zarr\"), "

@@ -98,6 +98,9 @@ TEST_F(Together, IsAllOfAFolderWithWholeFiles) {
               ElementsAre(Pair("model.w", "abcd parameter "),
                           Pair("optimizer.exp_avg", "1234 optimizer optimizer"),
                           Pair("optimizer_1.exp_avg", "1234 optimizer optimizer")));
+  for (const char* part : {"extra", "nothing"}) {
+    EXPECT_THAT(Read(part), Says("(#model, #optimizer, #all)"));
+  }
 }
 
 TEST_F(Together, SaysWhichPartIsDamaged) {

@@ -254,7 +254,7 @@ TEST_F(DcpFormatTest, ReadsTheFolderOfAcceleratesModelOrOptimizer) {
   EXPECT_EQ(state.index.Find("state.w.step")->kind, EntryKind::kOptimizer);
   Listing other = ListSource(storage_, "/a").value();
   other.part = "nothing";
-  EXPECT_THAT(format_.Check(storage_, other), Says("(#model, #optimizer, #extra, #all)"));
+  EXPECT_THAT(format_.Check(storage_, other), Says("(#model, #optimizer)"));
 }
 
 TEST_F(DcpFormatTest, SaysThatASaveOfAccelerateDidNotFinish) {
