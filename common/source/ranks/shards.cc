@@ -201,8 +201,9 @@ absl::StatusOr<Placement> Reader::PlacementOf(const Value& placement) const {
                                    Quoted(Escape(whole))));
   }
   const Value* const dim = placement.Attribute("dim");
-  const bool is_dim = dim != nullptr && dim->is(Kind::kInt) &&
-                      std::abs(dim->integer()) <= static_cast<int64_t>(torch::kMaxTensorDims);
+  constexpr auto kMost = static_cast<int64_t>(torch::kMaxTensorDims);
+  const bool is_dim = dim != nullptr && dim->is(Kind::kInt) && dim->integer() >= -kMost &&
+                      dim->integer() <= kMost;
   if (!is_dim) return Invalid("it is sharded along a dimension that is none");
   out.kind = Placement::Kind::kShard;
   out.dim = static_cast<int32_t>(dim->integer());

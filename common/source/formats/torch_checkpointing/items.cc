@@ -211,9 +211,8 @@ absl::StatusOr<Choice> ChooseItems(const Listing& listing,
   Choice out;
   out.has_prefixes = names.size() > 1 || listing.part == kAll;
   if (names.size() < found.size()) {
-    out.remark = fmt::format("{} of its {} items are read, such as {}; name one for others ({})",
-                             names.size(), found.size(), Quoted(Escape(*names.begin())),
-                             PartsOf(found));
+    out.remark = fmt::format("read {} of its {} items; name others by their part ({})",
+                             Listed({names.begin(), names.end()}), found.size(), PartsOf(found));
   }
   std::vector<std::string> missing;
   for (const std::string& name : names) {

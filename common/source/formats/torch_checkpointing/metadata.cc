@@ -166,8 +166,9 @@ absl::Status Reader::ReadDTensor(const Value& data, Sharding& out) {
                                      Shown(name)));
     }
     const Value* const dim = one->Get("dim");
-    const bool is_dim = dim != nullptr && dim->is(Kind::kInt) &&
-                        std::abs(dim->integer()) <= static_cast<int64_t>(torch::kMaxTensorDims);
+    constexpr auto kMost = static_cast<int64_t>(torch::kMaxTensorDims);
+    const bool is_dim = dim != nullptr && dim->is(Kind::kInt) && dim->integer() >= -kMost &&
+                        dim->integer() <= kMost;
     if (!is_dim) return Damaged("it is sharded along a dimension that is none");
     placement.kind = is_strided ? Placement::Kind::kStridedShard : Placement::Kind::kShard;
     placement.dim = static_cast<int32_t>(dim->integer());
