@@ -341,6 +341,18 @@ TEST_F(TorchCheckpointing, RefusesMetadataThatDoesNotHoldTogether) {
   }
 }
 
+TEST_F(TorchCheckpointing, ReadsTheMetadataOfAsManyRanksAsItReadsFiles) {
+  for (const uint64_t ranks : {uint64_t{kMaxSourceFiles}, uint64_t{kMaxSourceFiles + 1}}) {
+    Write("metadata.pkl",
+          pickles::Pickle(pickles::Dict(
+              {{pickles::Text("metadata"), pickles::Dict({})},
+               {pickles::Text("world_size"), pickles::Int(static_cast<int64_t>(ranks))},
+               {pickles::Text("version"), pickles::Text("2.0")}})));
+    EXPECT_THAT(Read(), Says(ranks > kMaxSourceFiles ? "at most 100000 are read"
+                                                     : "none of its 0 items is a model"));
+  }
+}
+
 TEST_F(TorchCheckpointing, ReadsDTensorsWithoutMetadata) {
   Write("model_0.pt", TorchOfDTensor("w", 0, 1));
   Write("optimizer_0.pt", TorchOfDTensor("v", 0, 3));
