@@ -110,7 +110,7 @@ class Whole {
   void AddTensors(const std::string& part, CheckpointIndex& index) {
     std::vector<uint32_t> groups;
     for (size_t i = 0; i < index.groups.size(); ++i) {
-      // What belongs to no group of its part belongs to the part.
+      // Tensors of no group of their part belong to the part.
       std::string group = index.groups[i].empty() && part != kModel ? part : index.groups[i];
       auto at = std::find(out_.index.groups.begin(), out_.index.groups.end(), group);
       if (at == out_.index.groups.end()) at = out_.index.groups.insert(at, std::move(group));

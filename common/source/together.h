@@ -12,8 +12,8 @@ namespace ckptd {
 // "#all" of folders such as accelerate's save_state and the HF Trainer's: the model (names begin
 // "model."), the optimizer ("optimizer.", as far as its names do not begin so by themselves), and
 // what else there is, under the names of its files ("scheduler.last_epoch"). Only where at least
-// two of them are there, and no format has an "all" of its own. Of a part that no format recognises
-// it says which there are.
+// two of them are there, and no format has an "all" of its own. Asked for a
+// part that no format recognises, it says which there are.
 class TogetherFormat final : public CheckpointFormat {
  public:
   std::string_view name() const override { return "parts"; }

@@ -27,7 +27,7 @@ class RankFile {
     storages_.emplace_back(std::to_string(storages_.size()), bytes);
     return Again(shape, strides, offset, kind, element);
   }
-  // Of pairs of 4-bit numbers, which `shape` counts as torch does.
+  // Pairs of 4-bit numbers, which `shape` counts as torch does.
   std::string Packed(const Shape& shape, const std::string& bytes) {
     storages_.emplace_back(std::to_string(storages_.size()), bytes);
     return pickles::TensorV3(storages_.back().first, bytes.size(), 0, shape, CStrides(shape),

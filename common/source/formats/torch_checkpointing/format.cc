@@ -62,7 +62,7 @@ absl::StatusOr<Metadata> ReadMetadata(const Storage& storage, const std::string&
   return torch_checkpointing::ReadMetadata(*parsed.document.root);
 }
 
-// What a folder holds, but for the tensors.
+// A folder without its tensors.
 absl::StatusOr<Found> Find(const Storage& storage, const Listing& listing) {
   Found out;
   if (HasMetadata(listing)) {

@@ -17,7 +17,7 @@ namespace ckptd::torch_checkpointing {
 
 enum class Role : uint8_t { kModel, kOptimizer, kExtra };
 
-// What an item is to a training, by its name.
+// The part of a training that an item is, by its name.
 Role RoleOf(std::string_view item);
 
 // An item and its files by rank. The names of files are as they are opened, relative to the folder.
@@ -29,8 +29,8 @@ struct FoundItem {
 };
 
 // All items: those that `metadata` has, and those that files such as model_0.pt, progress_0.json and
-// model_0.safetensors are of by their names. Of ranks that the save had. `metadata` outlives them;
-// nullptr: there is none. Errors: InvalidArgument SOURCE_INVALID for paths that lead out of the
+// model_0.safetensors are of by their names, as far as the save had these ranks. `metadata` outlives
+// them; nullptr: there is none. Errors: InvalidArgument SOURCE_INVALID for paths that lead out of the
 // folder, and past limits; DataLoss SOURCE_INVALID for a file of two ranks.
 absl::StatusOr<std::map<std::string, FoundItem>> FindItems(const Storage& storage,
                                                            const Listing& listing,

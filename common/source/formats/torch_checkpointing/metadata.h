@@ -1,5 +1,5 @@
-// What the metadata.pkl of torch_checkpointing says: which files hold the items of a checkpoint, and
-// how their tensors lie over ranks. Pure.
+// torch_checkpointing's metadata.pkl says which files hold the items of a checkpoint, and how their
+// tensors lie over ranks. Pure.
 #ifndef CKPTD_COMMON_SOURCE_FORMATS_TORCH_CHECKPOINTING_METADATA_H_
 #define CKPTD_COMMON_SOURCE_FORMATS_TORCH_CHECKPOINTING_METADATA_H_
 
@@ -36,7 +36,7 @@ struct Mesh {
 struct Sharding {
   std::vector<uint32_t> ranks;  // sorted
   Shape shape;                  // of the whole tensor, as torch counts
-  // Of a DTensor.
+  // If it is a DTensor:
   std::shared_ptr<const Mesh> mesh;
   std::vector<Placement> placements;
   // Without a mesh: the boxes that each of the ranks has.
@@ -55,13 +55,13 @@ struct Metadata {
   std::map<std::string, Item> items;
 };
 
-// Of versions 1.0 and 2.0. Errors: DataLoss SOURCE_INVALID for what does not hold together,
+// Reads versions 1.0 and 2.0. Errors: DataLoss SOURCE_INVALID for what does not hold together,
 // InvalidArgument SOURCE_INVALID past a limit, Unimplemented SOURCE_UNSUPPORTED for other versions and
 // ways to write files. The caller adds the file; their sentences begin in the middle ("it says ...").
 absl::StatusOr<Metadata> ReadMetadata(const pickle::Value& root);
 
-// The part of a tensor that a rank has; nullopt: none that counts. Of several ways to cut a DTensor
-// the one of the lowest ranks counts. `local_shape` is what the rank's file holds, as torch counts.
+// The part of a tensor that a rank has; nullopt: none that counts. Where a DTensor is cut in several
+// ways, that of the lowest ranks counts. `local_shape` is what the rank's file holds, as torch counts.
 // Errors: those of CutByPlacements; DataLoss SOURCE_INVALID for boxes outside of it.
 absl::StatusOr<std::optional<CutTensor>> CutOf(const std::vector<Sharding>& shardings,
                                                uint32_t rank, const Shape& local_shape);

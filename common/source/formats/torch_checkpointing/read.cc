@@ -75,7 +75,7 @@ class ItemReader {
 
   const Reading& reading_;
   const FoundItem& found_;
-  // What the item is called where it holds no names.
+  // The item's name where it holds none.
   const std::string root_;
   const bool own_names_;  // each rank may have its own
   std::map<std::string, std::string> metadata_;

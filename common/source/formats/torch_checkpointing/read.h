@@ -22,8 +22,8 @@ struct Reading {
   std::map<std::string, SourceFile>& files;  // by name: gets those that were read
 };
 
-// The tensors and values of an item. What an item that is neither a model nor an optimizer has on
-// several ranks, without a word about how it belongs together, begins with "rank_N". Errors: as of
+// The tensors and values of an item. Names begin with "rank_N" if it is neither a model nor an
+// optimizer, several ranks have it, and nothing says how it belongs together. Errors: as of
 // CheckpointFormat::ReadIndex; NotFound SOURCE_NOT_FOUND for ranks that DTensors name and that have
 // no file.
 absl::StatusOr<OpenedCheckpoint> ReadItem(const Reading& reading, const FoundItem& found);
