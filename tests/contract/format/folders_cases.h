@@ -111,8 +111,9 @@ inline std::string WriteTorchCheckpointing(MemoryStorage& storage,
     const uint64_t upper = is_whole ? rows : (rows + 1) / 2;
     const uint64_t begin = is_whole ? 0 : upper;
     const std::string bytes = TextOf(tensor.bytes);
-    first.Add(tensor.name, first.Tensor({upper, columns}, bytes.substr(0, upper * columns * element),
-                                        StorageKind(tensor.dtype), element));
+    const std::string first_bytes = bytes.substr(0, upper * columns * element);
+    first.Add(tensor.name,
+              first.Tensor({upper, columns}, first_bytes, StorageKind(tensor.dtype), element));
     second.emplace_back(TensorToWrite{tensor.name, tensor.dtype, {rows - begin, columns}},
                         bytes.substr(begin * columns * element));
   }

@@ -41,8 +41,8 @@ bool BeginsAsMetadata(const Storage& storage, const std::string& path) {
   if (!object.ok()) return false;
   std::string head(std::min<uint64_t>((*object)->size(), kHeadBytes), '\0');
   if (!(*object)->ReadAt(0, std::as_writable_bytes(std::span(head))).ok()) return false;
-  return head.starts_with('\x80') &&
-         (head.find("metadata") != std::string::npos || head.find("world_size") != std::string::npos);
+  const auto has = [&head](const char* key) { return head.find(key) != std::string::npos; };
+  return head.starts_with('\x80') && (has("metadata") || has("world_size"));
 }
 
 struct Found {
@@ -150,7 +150,8 @@ bool TorchCheckpointingFormat::Recognise(const Storage& storage, const Listing& 
   if (HasMetadata(listing)) {
     // A model that was consolidated beside its checkpoint is what people mean by the folder.
     const bool is_consolidated =
-        means_model && std::any_of(listing.names.begin(), listing.names.end(), [](const auto& name) {
+        means_model &&
+        std::any_of(listing.names.begin(), listing.names.end(), [](const std::string& name) {
           return name.ends_with(".safetensors.index.json");
         });
     return !is_consolidated && BeginsAsMetadata(storage, MetadataPath(listing));

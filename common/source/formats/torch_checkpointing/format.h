@@ -9,10 +9,10 @@
 
 namespace ckptd {
 
-// Read by the rules of torch_checkpointing 0.1.1, whose metadata.pkl is of version 2.0, or 1.0 before:
-// a file for each item and rank, of torch.save, safetensors, JSON or bytes. Without metadata.pkl, which
-// only items that can be resharded have: files such as model_0.pt whose DTensors say how they
-// belong together, or of one rank. Parts: see ChooseItems.
+// Read by the rules of torch_checkpointing 0.1.1, whose metadata.pkl is of version 2.0, or 1.0
+// before: a file for each item and rank, of torch.save, safetensors, JSON or bytes. Without
+// metadata.pkl, which only items that can be resharded have: files such as model_0.pt whose DTensors
+// say how they belong together, or of one rank. Parts: see ChooseItems.
 class TorchCheckpointingFormat final : public CheckpointFormat {
  public:
   std::string_view name() const override { return "torch_checkpointing"; }

@@ -71,7 +71,8 @@ absl::Status Invalid(const Listing& listing, absl::StatusCode code, const std::s
 // Normalises the paths of an item's files. `used` has those of the items before.
 absl::Status AddFiles(const Listing& listing, const Metadata& metadata, FoundItem& found,
                       std::set<std::string>& used) {
-  const std::string path = fmt::format("its {} puts item {}", kMetadata, Quoted(Escape(found.name)));
+  const std::string path =
+      fmt::format("its {} puts item {}", kMetadata, Quoted(Escape(found.name)));
   for (uint32_t rank = 0; rank < metadata.ranks; ++rank) {
     const auto layout = found.item->layouts.find(rank);
     Layout file{fmt::format("{}_{}.pt", found.name, rank)};
@@ -84,8 +85,8 @@ absl::Status AddFiles(const Listing& listing, const Metadata& metadata, FoundIte
     file.name = std::filesystem::path(file.name).lexically_normal().string();
     if (!used.insert(file.name).second) {
       return Invalid(listing, absl::StatusCode::kDataLoss,
-                     fmt::format("{} into file {}, as another one of a rank; save it with a {{rank}} "
-                                 "in its path",
+                     fmt::format("{} into file {}, as another one of a rank; save it with a "
+                                 "{{rank}} in its path",
                                  path, Quoted(Escape(file.name))));
     }
     if (used.size() > kMaxSourceFiles) {
@@ -155,7 +156,8 @@ absl::StatusOr<std::set<std::string>> NamesOfPart(const Listing& listing,
                        (part == kExtra && role == Role::kExtra);
     if (is_of) names.insert(name);
   }
-  if (names.empty() && listing.part.empty() && found.size() == 1) names.insert(found.begin()->first);
+  const bool is_clear = listing.part.empty() && found.size() == 1;
+  if (names.empty() && is_clear) names.insert(found.begin()->first);
   if (names.empty() || (part == kModel && names.size() > 1)) {
     return Invalid(listing, absl::StatusCode::kInvalidArgument,
                    fmt::format("{} of its {} items {}; name what to load ({})",

@@ -28,10 +28,10 @@ struct FoundItem {
   std::vector<std::string> missing = {};  // files that it must have and that are not there
 };
 
-// All items: those that `metadata` has, and those that files such as model_0.pt, progress_0.json and
-// model_0.safetensors are of by their names, as far as the save had these ranks. `metadata` outlives
-// them; nullptr: there is none. Errors: InvalidArgument SOURCE_INVALID for paths that lead out of the
-// folder, and past limits; DataLoss SOURCE_INVALID for a file of two ranks.
+// All items: those that `metadata` has, and those that files such as model_0.pt, progress_0.json
+// and model_0.safetensors are of by their names, as far as the save had these ranks. `metadata`
+// outlives them; nullptr: there is none. Errors: InvalidArgument SOURCE_INVALID for paths that lead
+// out of the folder, and past limits; DataLoss SOURCE_INVALID for a file of two ranks.
 absl::StatusOr<std::map<std::string, FoundItem>> FindItems(const Storage& storage,
                                                            const Listing& listing,
                                                            const Metadata* metadata);

@@ -259,7 +259,8 @@ absl::Status Reader::AddTensor(Item& item, const std::string& name, const Value&
 absl::Status Reader::AddLayout(const std::string& item, const Value& rank, const Value& layout) {
   const std::optional<uint32_t> number = RankOf(rank);
   if (!number.has_value() || *number >= out_.ranks) {
-    return Damaged(fmt::format("it names a rank {} of {}", Shown(torch::KeyText(rank)), out_.ranks));
+    const std::string named = Shown(torch::KeyText(rank));
+    return Damaged(fmt::format("it names a rank {} of {}", named, out_.ranks));
   }
   if (layout.is(Kind::kNone)) return absl::OkStatus();
   const Value* const path = layout.Get("file_path");
@@ -367,8 +368,8 @@ absl::StatusOr<std::optional<CutTensor>> CutOf(const std::vector<Sharding>& shar
     for (const PlacedBox& box : found->boxes) {
       for (size_t dim = 0; dim < box.local.size(); ++dim) {
         const auto end = CheckedAdd(box.local[dim], box.global.extents[dim]);
-        const bool lies_in = dim < local_shape.size() && end.has_value() && *end <= local_shape[dim];
-        if (!lies_in) return Damaged("a shard of it leaves the rank's tensor");
+        const uint64_t most = dim < local_shape.size() ? local_shape[dim] : 0;
+        if (end.value_or(UINT64_MAX) > most) return Damaged("a shard of it leaves the rank's tensor");
       }
     }
     return CutTensor{found->boxes, local_shape, {}};

@@ -56,13 +56,14 @@ struct Metadata {
 };
 
 // Reads versions 1.0 and 2.0. Errors: DataLoss SOURCE_INVALID for what does not hold together,
-// InvalidArgument SOURCE_INVALID past a limit, Unimplemented SOURCE_UNSUPPORTED for other versions and
-// ways to write files. The caller adds the file; their sentences begin in the middle ("it says ...").
+// InvalidArgument SOURCE_INVALID past a limit, Unimplemented SOURCE_UNSUPPORTED for other versions
+// and ways to write files. The caller adds the file; their sentences begin in the middle ("it has
+// ...").
 absl::StatusOr<Metadata> ReadMetadata(const pickle::Value& root);
 
-// The part of a tensor that a rank has; nullopt: none that counts. Where a DTensor is cut in several
-// ways, that of the lowest ranks counts. `local_shape` is what the rank's file holds, as torch counts.
-// Errors: those of CutByPlacements; DataLoss SOURCE_INVALID for boxes outside of it.
+// The part of a tensor that a rank has; nullopt: none that counts. Where a DTensor is cut in
+// several ways, that of the lowest ranks counts. `local_shape` is the shape in the rank's file, as
+// torch counts. Errors: those of CutByPlacements; DataLoss SOURCE_INVALID for boxes outside of it.
 absl::StatusOr<std::optional<CutTensor>> CutOf(const std::vector<Sharding>& shardings,
                                                uint32_t rank, const Shape& local_shape);
 

@@ -252,8 +252,8 @@ absl::Status ItemReader::CheckAll(const CheckpointIndex& index) const {
     }
     if (opaque->second == "torch.Tensor") continue;  // a remark says why
     return Error(absl::StatusCode::kUnimplemented, reason::kSourceUnsupported, path, whole,
-                 fmt::format("it is an object of class {}, which is not read; save it as a DTensor, "
-                             "or by SafetensorsSerialization",
+                 fmt::format("it is an object of class {}, which is not read; save it as a "
+                             "DTensor, or by SafetensorsSerialization",
                              Quoted(Escape(opaque->second))));
   }
   return absl::OkStatus();

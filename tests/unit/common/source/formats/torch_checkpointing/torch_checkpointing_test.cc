@@ -329,7 +329,8 @@ TEST_F(TorchCheckpointing, RefusesMetadataThatDoesNotHoldTogether) {
       {Metadata::DTensor({2}, {{3}, {0, 1}}, {Metadata::Shard(0)}), "a mesh that is none"},
       {Metadata::DTensor({2}, {{2}, {0, 0}}, {Metadata::Shard(0)}), "a rank twice in its mesh"},
       {Metadata::DTensor({2}, kTwo, {}), "another number of placements"},
-      {Metadata::DTensor({1ull << 40, 1ull << 40}, kTwo, {Metadata::Shard(0)}), "sizes that are none"},
+      {Metadata::DTensor({1ull << 40, 1ull << 40}, kTwo, {Metadata::Shard(0)}),
+       "sizes that are none"},
       {Metadata::Boxes({2}, {{{0, 0}, {0}, {1}}}, {0}), "another number of dimensions"},
       {Metadata::DTensor({2}, {{2}, {}}, {Metadata::Shard(0)}), "it is on no rank"}};
   for (const auto& [group, says] : cases) {
@@ -378,7 +379,8 @@ TEST_F(TorchCheckpointing, TakesNoNumberedFilesOfOthers) {
   Write("model_0.pt", TorchOf("w", {1}));
   Write("model_1.pt", TorchOf("w", {2}));
   EXPECT_FALSE(is_recognised());  // epochs
-  Write("metadata.pkl", pickles::Pickle(pickles::Dict({{pickles::Text("author"), pickles::None()}})));
+  Write("metadata.pkl",
+        pickles::Pickle(pickles::Dict({{pickles::Text("author"), pickles::None()}})));
   EXPECT_FALSE(is_recognised());
 }
 
@@ -396,7 +398,8 @@ TEST_F(TorchCheckpointing, AsksWhichItemIsMeantWhereNoneIsAModel) {
     Write(std::string(item) + "_0.pt", TorchOf("w", {1}));
   }
   Write(metadata);
-  EXPECT_THAT(Read(), Says("none of its 2 items is a model; name what to load (#all, #actor, #critic)"));
+  EXPECT_THAT(Read(), Says("none of its 2 items is a model; name what to load (#all, #actor, "
+                           "#critic)"));
   ASSERT_OK(Read("critic"));
   EXPECT_THAT(NumbersOf("w"), ElementsAre(1));
 }
