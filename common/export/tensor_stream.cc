@@ -39,6 +39,28 @@ bool Overlap(const Box& a, const Box& b) {
   return true;
 }
 
+// The pieces of a tensor whose elements are smaller than a byte, counted in bytes, as its shape is
+// then. Empty: parts of it begin within a byte, or three bytes hold four elements.
+std::vector<Piece> PackedPieces(const TensorEntry& tensor, Shape& shape) {
+  std::vector<Piece> pieces = tensor.pieces;
+  if (WholePiece(tensor) != nullptr) {
+    shape = {pieces[0].bytes};
+    pieces[0].box = {{0}, shape};
+    return pieces;
+  }
+  const bool has_pairs = tensor.dtype == Dtype::kF4 && !shape.empty() && shape.back() % 2 == 0;
+  if (!has_pairs) return {};
+  for (Piece& piece : pieces) {
+    uint64_t& offset = piece.box.offsets.back();
+    uint64_t& extent = piece.box.extents.back();
+    if (offset % 2 != 0 || extent % 2 != 0) return {};
+    offset /= 2;
+    extent /= 2;
+  }
+  shape.back() /= 2;
+  return pieces;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenFiles::Get(uint32_t file) {
@@ -70,7 +92,7 @@ TensorStream::TensorStream(OpenFiles& files, const TensorEntry& tensor, Dtype to
       to_(to),
       element_(std::max<size_t>(1, BitsOf(tensor.dtype) % 8 == 0 ? BitsOf(tensor.dtype) / 8 : 1)),
       shape_(tensor.shape) {
-  if (BitsOf(tensor.dtype) % 8 != 0) shape_ = {tensor.pieces.front().bytes};
+  if (BitsOf(tensor.dtype) % 8 != 0) packed_ = PackedPieces(tensor, shape_);
   done_ = ElementCount(shape_) == 0;
   const bool turned = std::any_of(tensor.pieces.begin(), tensor.pieces.end(), IsTurned);
   const uint64_t most = block_bytes > 0 ? block_bytes
@@ -89,10 +111,10 @@ TensorStream::TensorStream(OpenFiles& files, const TensorEntry& tensor, Dtype to
 }
 
 absl::Status TensorStream::CheckWhole() const {
-  if (BitsOf(tensor_.dtype) % 8 == 0 || WholePiece(tensor_) != nullptr) return absl::OkStatus();
+  if (BitsOf(tensor_.dtype) % 8 == 0 || !packed_.empty()) return absl::OkStatus();
   return MakeError(absl::StatusCode::kUnimplemented, reason::kSourceUnsupported,
-                   fmt::format("reading tensor {}: its elements of {} bits lie in several pieces; "
-                               "leave it out with --exclude",
+                   fmt::format("reading tensor {}: its elements of {} bits lie in several pieces "
+                               "that share bytes; leave it out with --exclude",
                                Quoted(tensor_.name), BitsOf(tensor_.dtype)),
                    {{"tensor", tensor_.name}});
 }
@@ -120,14 +142,10 @@ Box TensorStream::NextBlock() {
 
 absl::Status TensorStream::Fill(const Box& block) {
   block_.resize(static_cast<size_t>(ElementCount(block.extents)) * element_);
-  const bool bytes = BitsOf(tensor_.dtype) % 8 != 0;
-  for (const Piece& piece : tensor_.pieces) {
-    if (piece.bytes == 0) continue;
-    Piece part = piece;
-    if (bytes) part.box = {{0}, {piece.bytes}};
-    if (!Overlap(part.box, block)) continue;
+  for (const Piece& piece : packed_.empty() ? tensor_.pieces : packed_) {
+    if (piece.bytes == 0 || !Overlap(piece.box, block)) continue;
     CKPTD_ASSIGN_OR_RETURN(const auto object, files_.Get(piece.file));
-    CKPTD_RETURN_IF_ERROR(reader_.Read(*object, part, element_, block, block_));
+    CKPTD_RETURN_IF_ERROR(reader_.Read(*object, piece, element_, block, block_));
   }
   const size_t width = NumberBytesOf(tensor_.dtype);
   if (tensor_.big_endian) SwapBytes(width, block_.data(), block_.data(), block_.size());

@@ -46,8 +46,8 @@ class TensorStream {
   TensorStream(OpenFiles& files, const TensorEntry& tensor, Dtype to, uint64_t block_bytes = 0);
 
   // The next bytes, valid until the next call; empty at the end. Blocking. Errors: those of reading,
-  // naming the file; Unimplemented SOURCE_UNSUPPORTED for elements of less than a byte that are not
-  // one piece.
+  // naming the file; Unimplemented SOURCE_UNSUPPORTED for elements of less than a byte in several
+  // pieces, but for whole pairs of F4.
   absl::StatusOr<std::span<const std::byte>> Next();
 
  private:
@@ -59,7 +59,8 @@ class TensorStream {
   const TensorEntry& tensor_;
   const Dtype to_;
   const size_t element_;  // bytes; 1 where elements are smaller: they are counted as bytes then
-  Shape shape_;
+  Shape shape_;                 // counted so
+  std::vector<Piece> packed_;   // the pieces of elements that are smaller
   size_t cut_ = 0;     // blocks are full in the dimensions behind this one, and one index before it
   uint64_t rows_ = 1;  // of a block in that dimension
   bool done_ = false;

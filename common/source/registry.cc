@@ -7,10 +7,12 @@
 #include "common/source/formats/per_rank/format.h"
 #include "common/source/formats/safetensors/format.h"
 #include "common/source/formats/torch/format.h"
+#include "common/source/formats/torch_checkpointing/format.h"
 #include "common/source/formats/unrecognised/format.h"
 #include "common/source/storage/access_storage.h"
 #include "common/source/storage/posix.h"
 #include "common/source/storage/process_memory.h"
+#include "common/source/together.h"
 
 namespace ckptd {
 
@@ -31,21 +33,25 @@ absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::stri
 
 std::span<const CheckpointFormat* const> Formats() {
   static const DeepSpeedFormat deepspeed{};
+  static const TorchCheckpointingFormat torch_checkpointing{};
   static const PerRankFormat per_rank{};
   static const DcpFormat dcp{};
   static const TorchFormat torch{};
   static const OffloadFormat offload{};
   static const GgufFormat gguf{};
   static const SafetensorsFormat safetensors{};
+  static const TogetherFormat together{};
   static const UnrecognisedFormat unrecognised{};
   static const CheckpointFormat* const all[] = {
       &deepspeed,
+      &torch_checkpointing,
       &per_rank,
       &dcp,
       &torch,
       &offload,
       &gguf,
       &safetensors,
+      &together,
       &unrecognised,
   };
   return all;

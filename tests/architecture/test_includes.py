@@ -17,10 +17,10 @@ TRANSFER = ["server/transfer/transfer.h", "server/transfer/transfer_types.h", "s
 SOURCE_SEAMS = [f"common/source/{name}.h" for name in ("access", "passed_files", "storage", "format", "index", "dtype", "piece",
                                                          "placements", "intervals", "text", "path_text", "tiling")]
 SOURCE = [*SOURCE_SEAMS, *(f"common/source/{name}.h" for name in ("hub_cache", "manifest", "odd_tensors", "open", "piece_reader",
-                                                               "registry"))]
+                                                               "registry", "together"))]
 FORMATS = sorted(folder.name for folder in (ROOT / "common/source/formats").iterdir())
 # What several formats are made of: each part may include those before it.
-FORMAT_PARTS = [f"common/source/{name}" for name in ("pickle", "zip", "weight_map", "safetensors", "torch")]
+FORMAT_PARTS = [f"common/source/{name}" for name in ("pickle", "zip", "weight_map", "safetensors", "torch", "ranks")]
 BEHIND_SEAMS = ("common/source/storage/", "common/source/formats/", *(f"{part}/" for part in FORMAT_PARTS))
 # Who may name storages and formats.
 REGISTRY = "common/source/registry.cc"

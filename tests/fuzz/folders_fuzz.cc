@@ -1,5 +1,5 @@
 // Feeds a folder of several files, in memory, to the formats that read such: DeepSpeed's, files of
-// ranks, offloaded weights, GGUF.
+// ranks, torch_checkpointing's, offloaded weights, GGUF.
 //
 // The input is lines "--- NAME BYTES...", each before the content of one file. A file of torch
 // (.pt, .bin) is written as its pickle alone, and a storage of each of the BYTES is put beside it:
@@ -15,6 +15,7 @@
 #include "common/source/formats/gguf/format.h"
 #include "common/source/formats/offload/format.h"
 #include "common/source/formats/per_rank/format.h"
+#include "common/source/formats/torch_checkpointing/format.h"
 #include "tests/fuzz/format_properties.h"
 #include "tests/testing/memory_storage.h"
 #include "tests/testing/torch_writer.h"
@@ -79,6 +80,7 @@ MemoryStorage FolderOf(std::string_view input) {
 void FuzzFolder(std::string_view input) {
   static const DeepSpeedFormat deepspeed{};
   static const PerRankFormat per_rank{};
+  static const TorchCheckpointingFormat torch_checkpointing{};
   static const OffloadFormat offload{};
   static const GgufFormat gguf{};
   const MemoryStorage storage = FolderOf(input);
@@ -88,6 +90,7 @@ void FuzzFolder(std::string_view input) {
     listing->part = part;
     ReadAs(deepspeed, storage, *listing);
     ReadAs(per_rank, storage, *listing);
+    ReadAs(torch_checkpointing, storage, *listing);
   }
   listing->part = "";
   ReadAs(offload, storage, *listing);

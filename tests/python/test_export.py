@@ -29,7 +29,7 @@ PT = {"format": "pt"}
 # What torch and safetensors both have.
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64,
           torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
-          torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu]
+          torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2]
 ODD_NAMES = ["with space", 'quote"d', "back\\slash", "tab\t", "line\nfeed", "\x01", "ümlaut", "日本", "😀", "a.b.c", ""]
 
 

@@ -27,6 +27,12 @@ class RankFile {
     storages_.emplace_back(std::to_string(storages_.size()), bytes);
     return Again(shape, strides, offset, kind, element);
   }
+  // Pairs of 4-bit numbers, which `shape` counts as torch does.
+  std::string Packed(const Shape& shape, const std::string& bytes) {
+    storages_.emplace_back(std::to_string(storages_.size()), bytes);
+    return pickles::TensorV3(storages_.back().first, bytes.size(), 0, shape, CStrides(shape),
+                             "float4_e2m1fn_x2");
+  }
   // In the storage that came last.
   std::string Again(const Shape& shape, const Shape& strides, uint64_t offset,
                     const std::string& kind = "Float", uint64_t element = 4) const {

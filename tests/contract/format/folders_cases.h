@@ -11,6 +11,7 @@
 #include "tests/testing/gguf_writer.h"
 #include "tests/testing/memory_storage.h"
 #include "tests/testing/rank_files.h"
+#include "tests/testing/torch_checkpointing_writer.h"
 
 namespace ckptd {
 
@@ -89,6 +90,39 @@ inline std::string WritePerRank(MemoryStorage& storage,
     storage.Write("/p/model_world_size_2_rank_" + std::to_string(rank) + ".pt", file.File());
   }
   return "/p";
+}
+
+// Two ranks, rows over them, but for bytes, which both have whole. Rank 0 writes for torch, rank 1
+// safetensors.
+inline std::string WriteTorchCheckpointing(MemoryStorage& storage,
+                                           const std::vector<TensorOfFormat>& tensors) {
+  using Metadata = TorchCheckpointingMetadata;
+  Metadata metadata(2);
+  RankFile first;
+  std::vector<std::pair<TensorToWrite, std::string>> second;
+  for (const TensorOfFormat& tensor : tensors) {
+    const bool is_whole = tensor.dtype == Dtype::kU8;
+    metadata.Add("model", "[\"" + tensor.name + "\"]",
+                 {Metadata::DTensor(tensor.shape, {{2}, {0, 1}},
+                                    {is_whole ? Metadata::Replicate() : Metadata::Shard(0)})});
+    const uint64_t element = BitsOf(tensor.dtype) / 8;
+    const uint64_t rows = tensor.shape[0];
+    const uint64_t columns = tensor.shape[1];
+    const uint64_t upper = is_whole ? rows : (rows + 1) / 2;
+    const uint64_t begin = is_whole ? 0 : upper;
+    const std::string bytes = TextOf(tensor.bytes);
+    const std::string first_bytes = bytes.substr(0, upper * columns * element);
+    first.Add(tensor.name,
+              first.Tensor({upper, columns}, first_bytes, StorageKind(tensor.dtype), element));
+    second.emplace_back(TensorToWrite{tensor.name, tensor.dtype, {rows - begin, columns}},
+                        bytes.substr(begin * columns * element));
+  }
+  metadata.PutInto("model", 0, {"model_0.pt", "TorchSerialization"});
+  metadata.PutInto("model", 1, {"below/one.safetensors", "SafetensorsSerialization"});
+  storage.Write("/c/metadata.pkl", metadata.File());
+  storage.Write("/c/model_0.pt", first.File());
+  storage.Write("/c/below/one.safetensors", SafetensorsOf(second));
+  return "/c";
 }
 
 // Two ranks: 32-bit floats over both as parameters, the rest as buffers.

@@ -166,6 +166,8 @@ INSTANTIATE_TEST_SUITE_P(
                     FormatCase{"Dcp", &FormatNamed("dcp"), WriteDcp},
                     FormatCase{"DcpOfAccelerate", &FormatNamed("dcp"), WriteAccelerate},
                     FormatCase{"PerRank", &FormatNamed("per_rank"), WritePerRank},
+                    FormatCase{"TorchCheckpointing", &FormatNamed("torch_checkpointing"),
+                               WriteTorchCheckpointing},
                     FormatCase{"DeepSpeed", &FormatNamed("deepspeed"), WriteDeepSpeed},
                     FormatCase{"Halves", &kHalves, WriteHalves}),
     [](const auto& one) { return one.param.name; });

@@ -1,6 +1,7 @@
 #include "common/source/formats/dcp/place.h"
 
 #include <fmt/format.h>
+#include <rapidjson/document.h>
 
 #include <algorithm>
 #include <array>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/json.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 
@@ -70,6 +72,19 @@ bool BeginsAsPickle(const Storage& storage, const std::string& path) {
   return object.ok() && (*object)->ReadAt(0, start).ok() && start[0] == std::byte{0x80};
 }
 
+// Megatron-Core's older form: metadata.json says so, and each tensor is a folder.
+bool IsZarrOfMegatron(const Storage& storage, const Listing& listing) {
+  constexpr size_t kMaxJsonBytes = 1'000'000;
+  if (Has(listing, kMetadata) || !Has(listing, "metadata.json")) return false;
+  const auto read = ReadText(storage, listing.source + "/metadata.json", kMaxJsonBytes);
+  rapidjson::Document json;
+  if (!read.ok() || ParseJson(read->text, JsonNumbers::kOfKind, json).has_value()) return false;
+  if (!json.IsObject()) return false;
+  const auto backend = json.FindMember("sharded_backend");
+  return backend != json.MemberEnd() && backend->value.IsString() &&
+         std::string_view(backend->value.GetString()) == "zarr";
+}
+
 absl::Status Unsupported(const Listing& listing, std::string_view why) {
   return MakeError(absl::StatusCode::kUnimplemented, reason::kSourceUnsupported,
                    fmt::format("opening {}: {}", listing.source, why),
@@ -112,6 +127,7 @@ bool IsDcp(const Storage& storage, const Listing& listing) {
   const bool means_model = listing.part.empty() || listing.part == "model";
   if (means_model && HasSafetensors(listing)) return false;
   if (Has(listing, kMetadata) || HasRanks(listing)) return true;
+  if (IsZarrOfMegatron(storage, listing)) return true;
   return !FoldersBelow(listing, listing.part).empty();
 }
 
@@ -124,6 +140,18 @@ absl::StatusOr<Place> FindPlace(const Storage& storage, const Listing& listing) 
   }
   if (Has(listing, kMetadata)) return Place{listing, ""};
   if (!FoldersBelow(listing, listing.part).empty()) return FindBelow(storage, listing);
+  std::vector<std::string_view> parts;
+  for (const std::string_view part : {"model", "optimizer"}) {
+    if (!FoldersBelow(listing, part).empty()) parts.push_back(part);
+  }
+  if (!parts.empty()) return NoSuchPart(listing, parts);
+  if (IsZarrOfMegatron(storage, listing)) {
+    return Unsupported(listing,
+                       "it is a checkpoint of Megatron-Core's zarr form (sharded_backend \"zarr\"), "
+                       "which is not read; convert it by Megatron-LM (--ckpt-convert-format "
+                       "torch_dist --ckpt-convert-save FOLDER, with a Megatron-Core that still has "
+                       "zarr), and load what that wrote");
+  }
   return Unsupported(listing,
                      "each rank has saved its part on its own (use_collectives=False, files such as "
                      "__0.metadata), and nothing says how these fit together; load it with as many "

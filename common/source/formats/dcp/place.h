@@ -13,7 +13,8 @@ namespace ckptd::dcp {
 inline constexpr char kMetadata[] = ".metadata";
 
 // Whether a source is a torch distributed checkpoint: a folder with .metadata, a pickle of that
-// name, or a folder of accelerate with a folder below for the part that was asked for.
+// name, or a folder of accelerate with a folder below for the part that was asked for. Also one of
+// Megatron-Core's zarr form, which stands for the same.
 bool IsDcp(const Storage& storage, const Listing& listing);
 
 struct Place {

@@ -10,15 +10,15 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
-#include "common/source/formats/per_rank/merge.h"
 #include "common/source/formats/per_rank/series.h"
-#include "common/source/formats/per_rank/shards.h"
+#include "common/source/ranks/merge.h"
+#include "common/source/ranks/shards.h"
 
 namespace ckptd {
 namespace {
 
-using per_rank::RankState;
 using per_rank::Series;
+using ranks::RankState;
 
 constexpr char kOptimizer[] = "optimizer";
 constexpr char kExtra[] = "extra";
@@ -80,11 +80,12 @@ absl::StatusOr<OpenedCheckpoint> PerRankFormat::ReadIndex(const Storage& storage
   const std::vector<std::string> names = NamesOf(series);
   std::vector<SourceFile> files(names.size());
   const bool own_names = series.part == kExtra;
-  per_rank::Merger merger(listing.source, own_names);
+  ranks::Merger merger(listing.source, own_names);
   for (const auto& [rank, name] : series.files) {
     const std::string prefix = own_names ? fmt::format("rank_{}", rank) : "";
     CKPTD_ASSIGN_OR_RETURN(
-        RankState state, per_rank::ReadRankState(storage, listing.source + "/" + name, prefix));
+        const torch::File file, torch::ReadFile(storage, listing.source + "/" + name));
+    CKPTD_ASSIGN_OR_RETURN(RankState state, ranks::RankStateOf(file, prefix));
     const std::vector<uint32_t> ranks(state.ranks.begin(), state.ranks.end());
     CKPTD_RETURN_IF_ERROR(CheckRanks(listing, series, ranks));
     const auto at = std::lower_bound(names.begin(), names.end(), name) - names.begin();

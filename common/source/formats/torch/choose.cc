@@ -156,6 +156,7 @@ std::string_view StemOf(std::string_view name) {
 
 bool HasTorchFiles(const Listing& listing) {
   if (IsOfModel(listing) && SafetensorsComeFirst(listing)) return false;
+  if (!IsOfModel(listing) && !IsOneOf(listing.part, kParts)) return false;
   return std::any_of(listing.names.begin(), listing.names.end(), [&](const std::string& name) {
     const Role role = RoleOf(name);
     if (!IsOfModel(listing)) return role == RoleOfPart(listing);

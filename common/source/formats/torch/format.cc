@@ -37,6 +37,7 @@ torch::PartOptions OptionsOf(const Listing& listing, const torch::LocatedFiles& 
     options.part = listing.part;
   } else if (is_other) {
     options.part = "all";
+    options.may_lack_tensors = true;
     const bool is_alone = listing.part == "optimizer" && located.names.size() == 1;
     if (!is_alone) options.prefix = torch::StemOf(name);
   }

@@ -99,7 +99,7 @@ absl::Status Taker::Lacks(std::initializer_list<std::string_view> parts) const {
 }
 
 absl::Status Taker::CheckReadable(const Flattened& flat) const {
-  if (!flat.tensors.empty()) return absl::OkStatus();
+  if (!flat.tensors.empty() || options_.may_lack_tensors) return absl::OkStatus();
   std::string why;
   if (!flat.refused.empty()) {
     const auto& [name, status] = *flat.refused.begin();

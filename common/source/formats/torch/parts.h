@@ -31,6 +31,8 @@ struct PartOptions {
   // Whether DDP's and torch.compile's prefixes are left off a model's names: not where an index
   // has them.
   bool strips_wrappers = false;
+  // Whether an object without a tensor is no error: not of a model.
+  bool may_lack_tensors = false;
 };
 
 // The tensors and values of a file. A file whose root is a dict with "state_dict", "model" and the

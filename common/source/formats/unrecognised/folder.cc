@@ -30,6 +30,9 @@ constexpr auto kForeign = std::to_array<std::pair<std::string_view, std::string_
     {".index", "TensorFlow"},
     {"_CHECKPOINT_METADATA", "Orbax (JAX)"},
     {".nemo", "NeMo (an archive: unpack it)"},
+    {".zarray", "zarr"},
+    {".zgroup", "zarr"},
+    {"zarr.json", "zarr"},
 });
 
 constexpr auto kOfCheckpoints =

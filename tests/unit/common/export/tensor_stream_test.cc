@@ -126,13 +126,27 @@ TEST_F(TensorStreamTest, KeepsElementsOfHalfAByteAsTheyLie) {
   EXPECT_EQ(Text(Tensor(Dtype::kF4, {2, 4}, {}, 1), 1), "bcde");
 }
 
-TEST_F(TensorStreamTest, RefusesElementsOfHalfAByteInSeveralPieces) {
+TEST_F(TensorStreamTest, PutsPairsOfHalvesOfBytesTogether) {
   Write("abcdef");
-  TensorEntry tensor = Tensor(Dtype::kF4, {4}, {});
-  tensor.pieces[0].box.extents = {2};
-  tensor.pieces[0].bytes = 1;
+  // Columns [0, 2) and [2, 6) of two rows.
+  TensorEntry tensor = Tensor(Dtype::kF4, {2, 6}, {});
+  tensor.pieces[0].box.extents = {2, 2};
+  tensor.pieces[0].bytes = 2;
   tensor.pieces.push_back(tensor.pieces[0]);
-  tensor.pieces[1].box.offsets = {2};
+  tensor.pieces[1].box = {{0, 2}, {2, 4}};
+  tensor.pieces[1].offset = 2;
+  tensor.pieces[1].bytes = 4;
+  EXPECT_EQ(Text(tensor), "acdbef");
+  EXPECT_EQ(Text(tensor, 1), "acdbef");
+}
+
+TEST_F(TensorStreamTest, RefusesElementsOfLessThanAByteThatBeginWithinOne) {
+  Write("abcdef");
+  TensorEntry tensor = Tensor(Dtype::kF6E2M3, {8}, {});
+  tensor.pieces[0].box.extents = {4};
+  tensor.pieces[0].bytes = 3;
+  tensor.pieces.push_back(tensor.pieces[0]);
+  tensor.pieces[1].box.offsets = {4};
   OpenFiles files(index_);
   const auto bytes = All(TensorStream(files, tensor, tensor.dtype));
   EXPECT_EQ(ReasonOf(bytes.status()), reason::kSourceUnsupported);

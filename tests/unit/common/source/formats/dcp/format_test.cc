@@ -228,6 +228,17 @@ TEST_F(DcpFormatTest, RefusesASaveOfRanksOnTheirOwn) {
   EXPECT_THAT(Read("", "/r"), FailsWith(StatusCode::kUnimplemented, reason::kSourceUnsupported));
 }
 
+TEST_F(DcpFormatTest, SaysHowMegatronsZarrBecomesReadable) {
+  storage_.Write("/z/metadata.json", R"({"sharded_backend": "zarr", "sharded_backend_version": 1})");
+  storage_.Write("/z/common.pt", "");
+  storage_.Write("/z/model.embedding.weight/.zarray", "{}");
+  writes_ = false;
+  EXPECT_THAT(Read("", "/z"), FailsWith(StatusCode::kUnimplemented, reason::kSourceUnsupported));
+  EXPECT_THAT(Read("", "/z"), Says("--ckpt-convert-format torch_dist"));
+  storage_.Write("/z/metadata.json", R"({"sharded_backend": "torch_dist"})");
+  EXPECT_FALSE(format_.Recognise(storage_, ListSource(storage_, "/z").value()));
+}
+
 TEST_F(DcpFormatTest, ReadsTheFolderOfAcceleratesModelOrOptimizer) {
   writer_.Write(storage_, "/a/pytorch_model_fsdp_0");
   DcpWriter optimizer;
@@ -241,6 +252,9 @@ TEST_F(DcpFormatTest, ReadsTheFolderOfAcceleratesModelOrOptimizer) {
   ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint state, Read("optimizer", "/a"));
   EXPECT_EQ(BytesOf(state.index, "state.w.step"), "7");
   EXPECT_EQ(state.index.Find("state.w.step")->kind, EntryKind::kOptimizer);
+  Listing other = ListSource(storage_, "/a").value();
+  other.part = "nothing";
+  EXPECT_THAT(format_.Check(storage_, other), Says("(#model, #optimizer)"));
 }
 
 TEST_F(DcpFormatTest, SaysThatASaveOfAccelerateDidNotFinish) {

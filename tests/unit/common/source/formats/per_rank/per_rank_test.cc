@@ -136,6 +136,25 @@ TEST_F(PerRank, ReadsLocalTensorsThatAreViews) {
   EXPECT_THAT(NumbersOf("w"), ElementsAre(0, 1, 2, 3, 4, 5));
 }
 
+// 5 pairs in each row: rank 0 has 3 of them, which are 6 elements.
+TEST_F(PerRank, CutsPackedNumbersWhereTorchCutsTheirPairs) {
+  for (uint64_t rank = 0; rank < 2; ++rank) {
+    RankFile file;
+    const Shape local = {2, 3 - rank};
+    file.Add("w", DTensor({2, 5}, file.Packed(local, std::string(local[0] * local[1], 'x')),
+                          Mesh({{2}, {rank}, {0, 1}}), {Shard(1)}));
+    Write(rank, file);
+  }
+  ASSERT_OK(Read());
+  const TensorEntry& tensor = *index_.Find("w");
+  EXPECT_EQ(tensor.dtype, Dtype::kF4);
+  EXPECT_EQ(tensor.shape, (Shape{2, 10}));
+  ASSERT_THAT(tensor.pieces, SizeIs(2));
+  EXPECT_EQ(tensor.pieces[0].box, (Box{{0, 0}, {2, 6}}));
+  EXPECT_EQ(tensor.pieces[1].box, (Box{{0, 6}, {2, 4}}));
+  EXPECT_EQ(tensor.pieces[1].bytes, 4u);
+}
+
 TEST_F(PerRank, ReadsMeshesOfTorchBefore2_9) {
   for (uint64_t rank = 0; rank < 2; ++rank) {
     RankFile file;

@@ -226,6 +226,24 @@ TEST_F(TorchSource, SaysWhoseSignsAreOthers) {
 
 // ---- Folders.
 
+TEST_F(TorchSource, OfAFolderHasWhatATrainerKeepsBesidesAsAPart) {
+  storage_.Write("/f/pytorch_model.bin", ZipWith(Dict({{Text("w"), T(0)}})));
+  storage_.Write("/f/scheduler.bin", ZipWith(Dict({{Text("last_epoch"), Int(4)}})));
+  storage_.Write("/f/random_states_0.pkl", ZipWith(Dict({{Text("torch_manual_seed"), T(1)}})));
+  storage_.Write("/f/custom_checkpoint_0.pkl", ZipWith(Dict({{Text("ema"), T(2)}})));
+  storage_.Write("/f/training_args.bin",
+                 ZipWith(Object(Global("transformers.training_args", "TrainingArguments"),
+                                Dict({{Text("lr"), Float("0.1")}}))));
+  ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint opened, Read("/f", "extra"));
+  EXPECT_TRUE(recognised_);
+  EXPECT_THAT(TensorsOf(opened),
+              ElementsAre(Pair("custom_checkpoint_0.ema", "buffer extra"),
+                          Pair("random_states_0.torch_manual_seed", "buffer extra")));
+  EXPECT_THAT(opened.index.values, ElementsAre(Pair("scheduler.last_epoch", "4")));
+  EXPECT_THAT(opened.index.opaque,
+              ElementsAre(Pair("training_args", "transformers.training_args.TrainingArguments")));
+}
+
 TEST_F(TorchSource, OfAnIndexKeepsNamesAndMetadata) {
   storage_.Write("/f/a.bin", ZipWith(Dict({{Text("module.w"), T(0)}, {Text("module.x"), T(2)}})));
   storage_.Write("/f/b.bin", ZipWith(Dict({{Text("module.w"), T(1)}, {Text("module.y"), T(3)}})));

@@ -165,6 +165,7 @@ INSTANTIATE_TEST_SUITE_P(
         FolderCase{{"variables/v.index", "saved_model.pb"},
                    kForeign,
                    "\"saved_model.pb\", a file of TensorFlow"},
+        FolderCase{{".zgroup", "layer/.zarray"}, kForeign, "a file of zarr"},
         FolderCase{{"flax_model.msgpack"}, kForeign, "a file of Flax"},
         FolderCase{{"model.onnx"}, kForeign, "a file of ONNX"}));
 

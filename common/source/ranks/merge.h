@@ -1,6 +1,6 @@
 // Puts the tensors of all ranks' files together. No I/O.
-#ifndef CKPTD_COMMON_SOURCE_FORMATS_PER_RANK_MERGE_H_
-#define CKPTD_COMMON_SOURCE_FORMATS_PER_RANK_MERGE_H_
+#ifndef CKPTD_COMMON_SOURCE_RANKS_MERGE_H_
+#define CKPTD_COMMON_SOURCE_RANKS_MERGE_H_
 
 #include <cstdint>
 #include <map>
@@ -12,9 +12,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/source/format.h"
-#include "common/source/formats/per_rank/shards.h"
+#include "common/source/ranks/shards.h"
 
-namespace ckptd::per_rank {
+namespace ckptd::ranks {
 
 // Takes the ranks one after the other. Not thread-safe.
 class Merger {
@@ -73,6 +73,6 @@ class Merger {
   OpenedCheckpoint out_;
 };
 
-}  // namespace ckptd::per_rank
+}  // namespace ckptd::ranks
 
-#endif  // CKPTD_COMMON_SOURCE_FORMATS_PER_RANK_MERGE_H_
+#endif  // CKPTD_COMMON_SOURCE_RANKS_MERGE_H_

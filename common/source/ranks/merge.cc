@@ -1,4 +1,4 @@
-#include "common/source/formats/per_rank/merge.h"
+#include "common/source/ranks/merge.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -12,7 +12,7 @@
 #include "common/source/text.h"
 #include "common/source/tiling.h"
 
-namespace ckptd::per_rank {
+namespace ckptd::ranks {
 namespace {
 
 // As FSDP1 calls the parameters that it makes of a module's.
@@ -238,4 +238,4 @@ absl::StatusOr<OpenedCheckpoint> Merger::Finish() {
   return std::move(out_);
 }
 
-}  // namespace ckptd::per_rank
+}  // namespace ckptd::ranks

@@ -1,4 +1,4 @@
-#include "common/source/formats/per_rank/shards.h"
+#include "common/source/ranks/shards.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -12,10 +12,9 @@
 #include "common/base/status.h"
 #include "common/source/format.h"
 #include "common/source/piece.h"
-#include "common/source/placements.h"
 #include "common/source/text.h"
 
-namespace ckptd::per_rank {
+namespace ckptd::ranks {
 namespace {
 
 using pickle::Kind;
@@ -64,6 +63,16 @@ std::optional<Wrapped> WrappedOf(const Value& record) {
   return Wrapped{items[1]->text(), items[2]->items()[2], items[3]};
 }
 
+absl::Status ShardError(absl::StatusCode code, const std::string& path, const std::string& tensor,
+                        const std::string& why) {
+  const bool is_unsupported = code == absl::StatusCode::kUnimplemented;
+  return MakeError(code, is_unsupported ? reason::kSourceUnsupported : reason::kSourceInvalid,
+                   fmt::format("reading tensor {} of {}: {}; save it again, as a whole tensor or by "
+                               "torch.distributed.checkpoint",
+                               Quoted(Escape(tensor)), path, why),
+                   {{"file", path}, {"tensor", tensor}});
+}
+
 class Reader {
  public:
   Reader(const torch::File& file, const std::string& name, Ranks& ranks)
@@ -76,12 +85,7 @@ class Reader {
 
  private:
   absl::Status Error(absl::StatusCode code, const std::string& why) const {
-    const bool is_unsupported = code == absl::StatusCode::kUnimplemented;
-    return MakeError(code, is_unsupported ? reason::kSourceUnsupported : reason::kSourceInvalid,
-                     fmt::format("reading tensor {} of {}: {}; save it again, as a whole tensor or "
-                                 "by torch.distributed.checkpoint",
-                                 Quoted(Escape(out_.name)), file_.file.path, why),
-                     {{"file", file_.file.path}, {"tensor", out_.name}});
+    return ShardError(code, file_.file.path, out_.name, why);
   }
   absl::Status Invalid(const std::string& why) const {
     return Error(absl::StatusCode::kDataLoss, why);
@@ -96,7 +100,6 @@ class Reader {
   absl::Status AddMeshRanks(const Value& mesh, const std::vector<uint32_t>& shape);
   absl::StatusOr<std::vector<Placement>> PlacementsOf(const Value* placements) const;
   absl::StatusOr<Placement> PlacementOf(const Value& placement) const;
-  absl::Status AddBoxes(const torch::Tensor& local, const CutTensor& cut);
   absl::Status AddShard(const Value& shard);
   absl::StatusOr<Box> BoxOf(const Value* metadata);
 
@@ -198,8 +201,9 @@ absl::StatusOr<Placement> Reader::PlacementOf(const Value& placement) const {
                                    Quoted(Escape(whole))));
   }
   const Value* const dim = placement.Attribute("dim");
-  const bool is_dim = dim != nullptr && dim->is(Kind::kInt) &&
-                      std::abs(dim->integer()) <= static_cast<int64_t>(torch::kMaxTensorDims);
+  constexpr auto kMost = static_cast<int64_t>(torch::kMaxTensorDims);
+  const bool is_dim = dim != nullptr && dim->is(Kind::kInt) && dim->integer() >= -kMost &&
+                      dim->integer() <= kMost;
   if (!is_dim) return Invalid("it is sharded along a dimension that is none");
   out.kind = Placement::Kind::kShard;
   out.dim = static_cast<int32_t>(dim->integer());
@@ -224,25 +228,6 @@ absl::StatusOr<std::vector<Placement>> Reader::PlacementsOf(const Value* placeme
   return out;
 }
 
-absl::Status Reader::AddBoxes(const torch::Tensor& local, const CutTensor& cut) {
-  if (cut.boxes.empty() && CheckedElements(local.shape) == 0) return absl::OkStatus();
-  if (local.shape != cut.local_shape) {
-    return Invalid(fmt::format("its local tensor is ({}), and its placements give ({})",
-                               fmt::join(local.shape, ", "), fmt::join(cut.local_shape, ", ")));
-  }
-  if (BitsOf(local.dtype) % 8 != 0) return Unsupported("its elements are no whole bytes");
-  const Shape strides = StridesOf(torch::PieceOf(local, 0));
-  for (const PlacedBox& placed : cut.boxes) {
-    LocalBox& one = out_.boxes.emplace_back(LocalBox{placed.global, local});
-    one.view.shape = placed.global.extents;
-    one.view.strides = CompactStrides(one.view.shape, strides);
-    for (size_t dim = 0; dim < strides.size(); ++dim) {
-      one.view.offset += placed.local[dim] * strides[dim] * (BitsOf(local.dtype) / 8);
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<LocalTensor> Reader::ReadDTensor(const Wrapped& wrapped) {
   CKPTD_RETURN_IF_ERROR(ReadShape(wrapped.sizes));
   const Value* const spec = Field(wrapped.state, "_spec");
@@ -255,7 +240,10 @@ absl::StatusOr<LocalTensor> Reader::ReadDTensor(const Wrapped& wrapped) {
   CKPTD_ASSIGN_OR_RETURN(const std::vector<Placement> placements,
                          PlacementsOf(Attribute(spec, "placements")));
   const Value* const place = mesh->Attribute("_coordinate_on_dim");
-  if (place == nullptr || place->is(Kind::kNone)) return std::move(out_);  // not in the mesh
+  if (place == nullptr || place->is(Kind::kNone)) {  // not in the mesh
+    if (!CountElements(local.dtype, out_.shape)) return Invalid("it has too many elements");
+    return std::move(out_);
+  }
   std::vector<uint32_t> coordinates;
   for (const Value* item : place->items()) {
     const uint64_t at = NumberOf(item).value_or(kMaxRanks);
@@ -267,10 +255,9 @@ absl::StatusOr<LocalTensor> Reader::ReadDTensor(const Wrapped& wrapped) {
     return Invalid("its mesh has another number of dimensions than its placements");
   }
   out_.dtype = local.dtype;
-  const absl::StatusOr<CutTensor> cut =
-      CutByPlacements(placements, shape, coordinates, out_.shape);
+  absl::StatusOr<CutTensor> cut = CutByPlacements(placements, shape, coordinates, out_.shape);
   if (!cut.ok()) return Invalid(MessageOf(cut.status()));
-  CKPTD_RETURN_IF_ERROR(AddBoxes(local, *cut));
+  CKPTD_RETURN_IF_ERROR(AddBoxes(file_.file.path, local, *std::move(cut), out_));
   return std::move(out_);
 }
 
@@ -317,6 +304,49 @@ absl::StatusOr<LocalTensor> Reader::ReadShardedTensor(const Wrapped& wrapped) {
 
 }  // namespace
 
+bool CountElements(Dtype dtype, Shape& shape) {
+  if (dtype != Dtype::kF4 || shape.empty()) return true;
+  const auto last = CheckedMultiply(shape.back(), 2);
+  if (last.has_value()) shape.back() = *last;
+  return last.has_value();
+}
+
+absl::Status AddBoxes(const std::string& path, const torch::Tensor& local, CutTensor cut,
+                      LocalTensor& out) {
+  bool counts = CountElements(local.dtype, out.shape) && CountElements(local.dtype, cut.local_shape);
+  for (PlacedBox& box : cut.boxes) {
+    for (Shape* sizes : {&box.global.offsets, &box.global.extents, &box.local}) {
+      counts = CountElements(local.dtype, *sizes) && counts;
+    }
+  }
+  if (!counts || !CheckedElements(out.shape).has_value()) {
+    return ShardError(absl::StatusCode::kDataLoss, path, out.name,
+                      "it has more elements than 64 bits count");
+  }
+  if (cut.boxes.empty() && CheckedElements(local.shape) == 0) return absl::OkStatus();
+  if (local.shape != cut.local_shape) {
+    return ShardError(absl::StatusCode::kDataLoss, path, out.name,
+                      fmt::format("its local tensor is ({}), and its placements give ({})",
+                                  fmt::join(local.shape, ", "), fmt::join(cut.local_shape, ", ")));
+  }
+  const Shape strides = StridesOf(torch::PieceOf(local, 0));
+  const uint64_t bits = BitsOf(local.dtype);
+  for (const PlacedBox& placed : cut.boxes) {
+    LocalBox& one = out.boxes.emplace_back(LocalBox{placed.global, local});
+    one.view.shape = placed.global.extents;
+    one.view.strides = CompactStrides(one.view.shape, strides);
+    uint64_t first = 0;
+    for (size_t dim = 0; dim < strides.size(); ++dim) first += placed.local[dim] * strides[dim];
+    // The local tensor lies in its file, so its bits can be counted.
+    if (first * bits % 8 != 0) {
+      return ShardError(absl::StatusCode::kUnimplemented, path, out.name,
+                        "a part of it begins within a byte");
+    }
+    one.view.offset += first * bits / 8;
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::optional<LocalTensor>> LocalTensorOf(const torch::File& file,
                                                          const std::string& name,
                                                          const Value& record,
@@ -328,9 +358,7 @@ absl::StatusOr<std::optional<LocalTensor>> LocalTensorOf(const torch::File& file
   return Reader(file, name, ranks).ReadShardedTensor(*wrapped);
 }
 
-absl::StatusOr<RankState> ReadRankState(const Storage& storage, const std::string& path,
-                                        const std::string& prefix) {
-  CKPTD_ASSIGN_OR_RETURN(const torch::File file, torch::ReadFile(storage, path));
+absl::StatusOr<RankState> RankStateOf(const torch::File& file, const std::string& prefix) {
   RankState out;
   out.file = file.file;
   out.big_endian = file.big_endian;
@@ -348,4 +376,4 @@ absl::StatusOr<RankState> ReadRankState(const Storage& storage, const std::strin
   return out;
 }
 
-}  // namespace ckptd::per_rank
+}  // namespace ckptd::ranks

@@ -1,7 +1,7 @@
 // What one rank's file has of tensors that lie on several ranks: DTensors and ShardedTensors, which
 // are read as pickles describe them, never built.
-#ifndef CKPTD_COMMON_SOURCE_FORMATS_PER_RANK_SHARDS_H_
-#define CKPTD_COMMON_SOURCE_FORMATS_PER_RANK_SHARDS_H_
+#ifndef CKPTD_COMMON_SOURCE_RANKS_SHARDS_H_
+#define CKPTD_COMMON_SOURCE_RANKS_SHARDS_H_
 
 #include <cstdint>
 #include <optional>
@@ -12,11 +12,11 @@
 
 #include "absl/status/statusor.h"
 #include "common/source/index.h"
-#include "common/source/storage.h"
+#include "common/source/placements.h"
 #include "common/source/torch/file.h"
 #include "common/source/torch/flatten.h"
 
-namespace ckptd::per_rank {
+namespace ckptd::ranks {
 
 // A box of a tensor, and where its elements lie: a view of the box's shape.
 struct LocalBox {
@@ -46,6 +46,16 @@ absl::StatusOr<std::optional<LocalTensor>> LocalTensorOf(const torch::File& file
                                                          const pickle::Value& record,
                                                          Ranks& ranks);
 
+// torch counts pairs of F4, everybody else elements: makes elements of sizes. False: too many.
+bool CountElements(Dtype dtype, Shape& shape);
+
+// Adds the boxes of the whole tensor that `local` has, as `cut` says, to `out`, which has a name and
+// a shape. Both count as torch does; afterwards the shape counts elements. Errors, with facts "file"
+// (`path`) and "tensor": DataLoss SOURCE_INVALID for a local tensor of another shape, Unimplemented
+// SOURCE_UNSUPPORTED for parts that begin within a byte.
+absl::Status AddBoxes(const std::string& path, const torch::Tensor& local, CutTensor cut,
+                      LocalTensor& out);
+
 // All of a rank's file.
 struct RankState {
   SourceFile file;
@@ -55,10 +65,9 @@ struct RankState {
   std::set<uint32_t> ranks;  // that the tensors lie on
 };
 
-// Errors: those of torch::ReadFile, torch::Flatten and LocalTensorOf.
-absl::StatusOr<RankState> ReadRankState(const Storage& storage, const std::string& path,
-                                        const std::string& prefix);
+// Names begin with `prefix` ("" or "rank_1"). Errors: those of torch::Flatten and LocalTensorOf.
+absl::StatusOr<RankState> RankStateOf(const torch::File& file, const std::string& prefix);
 
-}  // namespace ckptd::per_rank
+}  // namespace ckptd::ranks
 
-#endif  // CKPTD_COMMON_SOURCE_FORMATS_PER_RANK_SHARDS_H_
+#endif  // CKPTD_COMMON_SOURCE_RANKS_SHARDS_H_
