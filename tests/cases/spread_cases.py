@@ -12,6 +12,7 @@ import ckptd.torch
 import torch
 import torch.distributed as dist
 from fsdp_cases import Net, assert_in_daemon_memory, copied, local, numbers
+from group import wait_until
 from process_state import open_links
 from spread_bench import (
     Bare,
@@ -83,7 +84,7 @@ def nothing_is_left_of_a_dict_in_memory(bench):
     assert not any("ckptd-state-dict" in link for link in open_links(os.getpid()))
     with ckptd.connect(bench.address) as client:
         # Handed over, not kept: nobody can ask for it again.
-        assert [c.state for c in client.list() if c.source.startswith("/proc/")][0] == "TAKEN"
+        wait_until(lambda: [c.state for c in client.list() if c.source.startswith("/proc/")][0] == "TAKEN", "it to be taken")
 
 
 def buffers_are_loaded_where_accelerate_fails(bench):

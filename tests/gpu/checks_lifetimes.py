@@ -48,7 +48,8 @@ def exclusive(bench):
     assert (said["mode"], said["copied"], said["copied_bytes"]) == ("exclusive", {}, 0), said
     assert said["device"] == bench.uuid, said
     assert ask(program, "inside")["outside"] == 0
-    assert [c["state"] for c in group.json("list")["checkpoints"]] == ["STATE_TAKEN"]
+    # The daemon notes it once it has handed the memory over.
+    wait_until(lambda: [c["state"] for c in group.json("list")["checkpoints"]] == ["STATE_TAKEN"], "the shard to be taken", 20)
     assert int(group.info()["memory"]["used_bytes"]) == 0
     fine(ask(program, "compare"))
     bench.trained = ask(program, "train", steps=10 if bench.fake else 100)

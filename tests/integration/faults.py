@@ -113,7 +113,7 @@ def unload_everywhere(group):
     for rank in range(group.ranks):
         for checkpoint in group.json("list", rank=rank)["checkpoints"]:
             if checkpoint["state"] in ("STATE_ACTIVE", "STATE_TAKEN"):
-                group.json("unload", checkpoint["name"], rank=rank)
+                group.unload(checkpoint["name"], rank)
 
 
 def anonymous_bytes(pid):

@@ -171,7 +171,7 @@ def test_a_resident_file_that_was_rewritten_under_its_old_time_is_read_again(
             assert not any(bytes(shard.tensors["hole"].buffer))
     for name in (first.name, second.name):
         for held_by in range(2):
-            readers.json("unload", name, rank=held_by)
+            readers.unload(name, held_by)
 
 
 def pipe(folder):

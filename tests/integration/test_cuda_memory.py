@@ -30,9 +30,10 @@ def test_trainers_take_the_memory_and_train_in_place(cuda, ranks):
         for loaded in trainers.loaded:
             assert loaded["mode"] == "exclusive" and loaded["copied"] == {} and loaded["copied_bytes"] == 0
         assert all(answer["same"] for answer in trainers.ask("compare"))
-        assert all(bench.state(rank) == ["STATE_TAKEN"] for rank in range(ranks))
+        for rank in range(ranks):  # which a daemon notes once it has handed the memory over
+            wait_until(lambda: bench.state(rank) == ["STATE_TAKEN"], f"the shard of rank {rank} to be taken")
         # The daemons have nothing left: all that is held is the trainers'.
-        assert all(int(bench.info(rank)["used_bytes"]) == 0 for rank in range(ranks))
+        wait_until(lambda: all(int(bench.info(rank)["used_bytes"]) == 0 for rank in range(ranks)), "daemons without memory")
         assert bench.held() > 0
         assert all(answer["same"] for answer in trainers.ask("train"))
         trainers.ask("drop")
@@ -226,6 +227,8 @@ def test_a_daemon_whose_gpu_is_gone_for_a_while_is_started_until_it_is_back(cuda
 def test_a_killed_trainer_s_memory_comes_back(cuda, mode):
     bench = cuda(1)
     with bench.trainers(mode) as trainers:
+        if mode == "exclusive":
+            wait_until(lambda: bench.state() == ["STATE_TAKEN"], "the daemon to note that it was taken")
         daemons = int(bench.info()["used_bytes"])
         assert (daemons > 0) == (mode != "exclusive") and (bench.held() > daemons) == (mode != "shared")
         os.kill(trainers.pids[0], signal.SIGKILL)
@@ -242,7 +245,7 @@ def test_a_trainer_on_another_gpu_is_told_which_one_it_needs(cuda):
         assert refused["reason"] == "NO_DEVICE" and bench.info()["device_uuid"] in refused["message"]
         assert "-000000000002" in refused["message"] and "CUDA_VISIBLE_DEVICES" in refused["message"]
         assert trainers.end() == [0] and bench.fake.leaks(trainers.pids[0]) == 0
-    assert bench.leases() == 0
+    wait_until(lambda: bench.leases() == 0, "its lease to end")
     bench.unload()
 
 

@@ -150,7 +150,7 @@ def leases(group, rank):
 
 def test_the_lease_of_a_program_that_is_killed_ends(go, pair, every_dtype):
     with holding(go, pair, every_dtype[0], 0) as (process, lease):
-        assert leases(pair, 0) == [lease]
+        wait_until(lambda: leases(pair, 0) == [lease], "those of earlier programs to end")
         process.kill()
         wait_until(lambda: leases(pair, 0) == [], "the lease to end")
 

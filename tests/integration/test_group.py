@@ -82,7 +82,7 @@ def test_a_reader_that_was_restarted_maps_the_memory_of_its_peers_again(start, p
     group = start(3, "--reader", "all")
     map_all(group, path, "replicate:3")  # which seals it
     for rank in range(3):
-        group.json("unload", group.json("list", rank=rank)["checkpoints"][0]["name"], rank=rank)
+        group.unload(group.json("list", rank=rank)["checkpoints"][0]["name"], rank)
     os.kill(group.pid(1), signal.SIGKILL)
     group.wait_ready()
     map_all(group, path, "replicate:3")

@@ -128,7 +128,7 @@ def test_watches_are_bounded_and_delay_nobody(scene, tmp_path):
     assert [load.outcome(20).state for load in loads] == ["ACTIVE"] * 3
     assert list(asking)[-1].state == "ACTIVE"
     for rank in range(2):
-        scene.group.json("unload", checkpoint.name, rank=rank)
+        scene.group.unload(checkpoint.name, rank)
     scene.assert_usual()
 
 

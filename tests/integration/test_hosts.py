@@ -153,7 +153,7 @@ def test_each_rank_of_a_group_with_several_readers_maps_its_rows(spread, source,
     path, tensors = source
     group = spread([0, 0, 1, 1], "--reader", policy)
     name = check_rows(group, path, tensors, "fsdp:4")
-    group.json("unload", name, rank=2)
+    group.unload(name, 2)
     check_rows(group, path, tensors, "fsdp:4")
 
 

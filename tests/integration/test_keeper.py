@@ -349,7 +349,7 @@ def test_files_of_a_slab_folder_survive_all_processes(tmp_path, tmp_path_factory
             holds.assert_same(second)
             holds.close()
         for rank in range(2):
-            second.json("unload", holds.name, rank=rank)
+            second.unload(holds.name, rank)
     assert [list(one.iterdir()) for one in pathlib.Path(memory_folder).iterdir()] == [[], []]
 
 

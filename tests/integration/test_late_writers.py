@@ -44,7 +44,7 @@ def stop_in_a_load(client, leader, member, path):
             return
         os.kill(member.process.pid, signal.SIGCONT)
         for one in (leader, member):
-            one.json("unload", outcome.name, rank=one.rank)
+            one.unload(outcome.name, one.rank)
     raise AssertionError("no load was stopped in its middle")
 
 
@@ -127,7 +127,7 @@ def test_a_reader_that_is_killed_takes_no_other_daemon_with_it(tmp_path):
                     break
             else:  # killed too late: all had come
                 for rank in range(2):
-                    group.json("unload", outcome.name, rank=rank)
+                    group.unload(outcome.name, rank)
         assert given_up == 3
         found = client.load(path, layout="replicate:3", timeout=60)
         assert client.verify(found).ok

@@ -40,7 +40,7 @@ def test_a_log_that_nobody_reads_holds_up_neither_loads_nor_the_end(piped, tmp_p
         for _ in range(20):
             name = client.load(path, layout="replicate:2", timeout=10).name
             for rank in range(2):
-                piped.json("unload", name, rank=rank)
+                piped.unload(name, rank)
     piped.process.send_signal(signal.SIGTERM)
     assert piped.process.wait(15) == 0
 

@@ -207,7 +207,7 @@ class Storm:
         for rank in range(RANKS):
             for checkpoint in self.group.json("list", rank=rank)["checkpoints"]:
                 if checkpoint["state"] == "STATE_ACTIVE":
-                    self.group.json("unload", checkpoint["name"], rank=rank)
+                    self.group.unload(checkpoint["name"], rank)
 
     def is_empty(self):
         infos = self.group.ready()

@@ -375,7 +375,7 @@ def test_room_between_shards_that_stay_is_used_as_one(cuda, tmp_path):
     small = [sparse(tmp_path / f"{i}.safetensors", 3 * MIB) for i in range(5)]
     names = [cuda_load(bench, path)["checkpoint"]["name"] for path in small]
     for name in names[::2]:
-        bench.group.json("unload", name)
+        bench.group.unload(name)
     # Three times 4 MiB were given back, no two of them side by side.
     large = sparse(tmp_path / "large.safetensors", 15 * MIB)
     assert cuda_load(bench, large)["checkpoint"]["state"] == "STATE_ACTIVE"

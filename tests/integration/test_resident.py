@@ -50,7 +50,7 @@ def restart(group, rank, loaded):
 
 
 def unload(group, rank, loaded):
-    group.json("unload", loaded.name, rank=rank)
+    group.unload(loaded.name, rank)
 
 
 def large_on(group, rank):
