@@ -14,7 +14,7 @@ import threading
 import time
 
 import ckptd
-from group import clean_environment, wait_until
+from group import SOON, clean_environment, wait_until
 from process_state import open_links
 from program import Program  # noqa: F401  tests take it from here
 
@@ -43,20 +43,29 @@ def sparse(path, bytes_of_hole=0, small=0):
 
 
 class Loading(threading.Thread):
-    """One rank's client that loads: `result` is the Checkpoint, or the ckptd.Error it got."""
+    """One rank's client that loads: `result` is the Checkpoint, or the ckptd.Error it got.
 
-    def __init__(self, group, rank, path, layout, timeout=60, **options):
-        """options: further ones of Client.load."""
+    accepted: whether it waits for a load that the group knows.
+    """
+
+    def __init__(self, group, rank, path, layout, timeout=60, together=None, **options):
+        """together: a Barrier of clients that ask at the same time. options: further ones of Client.load."""
         super().__init__(daemon=True)
         self.group, self.rank, self.path, self.layout = group, rank, path, layout
-        self.options = {"timeout": timeout, **options}
+        self.options, self.together = {"timeout": timeout, **options}, together
         self.result = self.ended = None
+        self.accepted = False
         self.start()
 
     def run(self):
+        def hear(_):
+            self.accepted = True
+
         try:
             with ckptd.connect(self.group.address(self.rank)) as client:
-                self.result = client.load(self.path, layout=self.layout, **self.options)
+                if self.together:
+                    self.together.wait(SOON)
+                self.result = client.load(self.path, layout=self.layout, progress=hear, **self.options)
         except ckptd.Error as error:
             self.result = error
         self.ended = time.monotonic()
@@ -68,7 +77,19 @@ class Loading(threading.Thread):
 
 
 def load_everywhere(group, path):
-    return [Loading(group, rank, path, f"fsdp:{group.ranks}") for rank in range(group.ranks)]
+    together = threading.Barrier(group.ranks)
+    return [Loading(group, rank, path, f"fsdp:{group.ranks}", together=together) for rank in range(group.ranks)]
+
+
+def wait_gathered(group, path, loads):
+    """Until all of these have stated their tensors, and the load waits for the other ranks alone."""
+    others = tuple(sorted(set(range(group.ranks)) - {one.rank for one in loads}))
+    with ckptd.connect(group.address(0)) as client:
+        wait_until(
+            lambda: all(one.accepted for one in loads)
+            and [one.progress.waiting_ranks for one in client.list() if one.source == path] == [others],
+            "the load to gather",
+        )
 
 
 def statement(rank, ranks):

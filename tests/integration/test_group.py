@@ -15,6 +15,7 @@ import ckptd
 import pytest
 import torch
 from group import BINARIES, PATIENCE, SOON, Group, clean_environment, save, wait_until
+from process_state import runs
 
 
 @pytest.fixture
@@ -304,7 +305,7 @@ def test_killing_launch_takes_its_daemons_down(tmp_path):
         pids = [group.pid(rank) for rank in range(2)]
         group.process.kill()
         group.process.wait()
-        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "the daemons to end")
+        wait_until(lambda: not any(map(runs, pids)), "the daemons to end")
 
 
 def test_launch_says_which_daemon_did_not_stop_and_fails(tmp_path):
@@ -323,5 +324,5 @@ def test_launch_says_which_daemon_did_not_stop_and_fails(tmp_path):
     wait_until(told, "rank 1 to be told to stop")
     with contextlib.suppress(ProcessLookupError):
         os.kill(victim, signal.SIGKILL)
-    assert group.process.wait(20) == 1
+    assert group.process.wait(PATIENCE) == 1
     assert "rank 1 was told to stop and ended with signal 9" in group.log()
