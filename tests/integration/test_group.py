@@ -6,7 +6,6 @@ import pathlib
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import ckptd
 import pytest
 import torch
 from group import BINARIES, PATIENCE, SOON, Group, clean_environment, save, wait_until
+from ports import free_port
 from process_state import runs
 
 
@@ -239,10 +239,8 @@ def test_of_several_launches_of_one_job_at_once_one_runs_and_the_others_say_so(t
 
 @pytest.mark.parametrize("rounds", range(3))
 def test_of_several_launches_of_one_node_of_a_job_at_once_one_runs(tmp_path, rounds):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        rendezvous = f"127.0.0.1:{free.getsockname()[1]}"
     launch = [BINARIES / "ckptd", "launch", "--nnodes", "2", "--node-rank", "0", "--nproc", "2", "--run-dir", tmp_path,
-              "--rendezvous", rendezvous, "--peer-auth", "none"]
+              "--rendezvous", f"127.0.0.1:{free_port()}", "--peer-auth", "none"]
     launches = [subprocess.Popen(launch, env=clean_environment(), stderr=subprocess.PIPE, text=True) for _ in range(3)]
     try:
         wait_until(lambda: sum(one.poll() is None for one in launches) == 1, "all but one to end")

@@ -11,7 +11,8 @@ import hanging
 import pytest
 from faults import Loading, sparse
 from group import BINARIES, PATIENCE, Daemon, Group, clean_environment, wait_until
-from probe import check, free_port, watch
+from ports import free_port
+from probe import check, watch
 
 SERVING, NOT_SERVING = "SERVING", "NOT_SERVING"
 CHECKPOINT = "ckptd.v1.Checkpoint/"

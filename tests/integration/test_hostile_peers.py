@@ -11,6 +11,7 @@ from faults import assert_loads, sparse
 from group import KEY, Daemon, Group, wait_until
 from noise import callers, doors, peer_address, show
 from peer import call, join_request, message
+from ports import free_port
 
 
 @pytest.fixture(params=["scene", "gpu_scene"], ids=["host", "cuda"])
@@ -222,13 +223,12 @@ def test_a_daemon_of_a_rank_that_runs_elsewhere_touches_none_of_its_sockets(tmp_
 
 
 def test_what_a_killed_daemon_left_behind_does_not_keep_the_next_one_out(tmp_path):
-    path = sparse(tmp_path / "s.safetensors", 1 << 20)
-    with Daemon(tmp_path) as first:
-        port = peer_address(first)
+    path, rendezvous = sparse(tmp_path / "s.safetensors", 1 << 20), f"127.0.0.1:{free_port()}"
+    with Daemon(tmp_path, rendezvous=rendezvous) as first:
         first.process.kill()
         first.process.wait()
         assert len(list((tmp_path / "job").iterdir())) == 7
-        with Daemon(tmp_path, rendezvous=port) as second:
+        with Daemon(tmp_path, rendezvous=rendezvous) as second:
             assert_loads(second, path)
     assert list((tmp_path / "job").iterdir()) == []
 

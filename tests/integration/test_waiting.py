@@ -9,7 +9,7 @@ import ckptd
 import pytest
 from faults import sparse
 from group import BINARIES, PATIENCE, SOON, Daemon, Group, clean_environment, wait_until
-from probe import free_port
+from ports import free_port
 
 
 def command(run_dir, *arguments, job="job"):
