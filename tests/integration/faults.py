@@ -14,7 +14,7 @@ import threading
 import time
 
 import ckptd
-from group import SOON, clean_environment, wait_until
+from group import PATIENCE, SOON, clean_environment, wait_until
 from process_state import open_links
 from program import Program  # noqa: F401  tests take it from here
 
@@ -186,7 +186,7 @@ def footprints(group, path):
     """Those of all ranks of a healthy group that has loaded once, as it has at the end."""
     assert_loads(group, path)
     assert_nothing_is_left(group)
-    return [footprint(info) for info in group.ready()]
+    return [footprint(info) for info in group.wait_ready()]
 
 
 def assert_no_more_than(before, group, measure=footprint):
@@ -196,7 +196,7 @@ def assert_no_more_than(before, group, measure=footprint):
         spare = {"threads": SPARE_THREADS}
         return {
             f"{key} of rank {rank}": (was[key], now[key])
-            for rank, (was, now) in enumerate(zip(before, map(measure, group.ready())))
+            for rank, (was, now) in enumerate(zip(before, map(measure, group.wait_ready())))
             for key in was
             if now[key] > was[key] + spare.get(key, 0)
         }
@@ -235,14 +235,11 @@ def assert_nothing_is_left(group):
 
     unload_everywhere(group)
     for rank in range(group.ranks):
-        wait_until(
-            lambda: not group.json("leases", rank=rank)["leases"],
-            f"the leases of rank {rank} to end",
-            10,
-        )
-    wait_until(
-        clean, f"all memory to be given back: {[info['memory'] for info in group.ready()]}", 10
-    )
+        wait_until(lambda: not group.json("leases", rank=rank)["leases"], f"the leases of rank {rank} to end")
+    try:
+        wait_until(clean, "all memory to be given back")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {[info['memory'] for info in group.wait_ready()]}") from None
     assert sockets(group) == expected_sockets(group.ranks)
     if group.process.poll() is None:
         assert sorted(children(group.process.pid)) == sorted(
@@ -281,7 +278,7 @@ def ticket(client, checkpoint, mode="shared", kinds=()):
     request = _proto.message("AcquireShardRequest")(
         name=checkpoint.name, mode=_types.MODES[mode], accepted_kinds=kinds
     )
-    return client._connection.call("AcquireShard", request, "acquiring", _rpc.Deadline(10))
+    return client._connection.call("AcquireShard", request, "acquiring", _rpc.Deadline(PATIENCE))
 
 
 def reply_header(stream):

@@ -106,7 +106,7 @@ class SpreadGroup(Group):
                 process.send_signal(signal.SIGTERM)
         for process in self.processes:
             try:
-                process.wait(timeout=20)
+                process.wait(timeout=PATIENCE)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -165,8 +165,8 @@ def progress_of(group, rank=0):
     return listed[0]["progress"] if listed else None
 
 
-def wait_for_bytes(group, seconds=20):
-    wait_until(lambda: int((progress_of(group) or {}).get("bytes_done", 0)) > 0, "the first bytes to move", seconds)
+def wait_for_bytes(group):
+    wait_until(lambda: int((progress_of(group) or {}).get("bytes_done", 0)) > 0, "the first bytes to move")
 
 
 def transfer_seconds(group, name):
