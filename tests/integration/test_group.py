@@ -14,6 +14,7 @@ import ckptd
 import pytest
 import torch
 from group import BINARIES, PATIENCE, SOON, Group, clean_environment, save, wait_until
+from holds import HEARTBEATS
 from ports import free_port
 from process_state import runs
 
@@ -123,7 +124,7 @@ def test_the_lease_of_a_killed_client_ends_at_once(start, path):
 
 
 def test_a_stopped_rank_is_named_to_all_long_before_their_deadline(start, tmp_path):
-    group = start(3, "--heartbeat-interval", "0.5", "--heartbeat-timeout", "2")
+    group = start(3, *HEARTBEATS)
     source = save(tmp_path / "s.safetensors", {"w": torch.zeros(4096)})
     victim = group.pid(2)
     os.kill(victim, signal.SIGSTOP)
