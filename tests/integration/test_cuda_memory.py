@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import torch
@@ -152,12 +151,12 @@ def test_a_daemon_is_at_rest_again_when_a_load_has_failed_whose_bytes_were_sent_
     source = save(tmp_path / "large.safetensors", {"w": torch.zeros(2, 16 << 20)})
     load = threading.Thread(target=bench.group.ctl, args=("load", source, "--layout", "fsdp:2", "--handle", "cuda_ipc"))
     load.start()
-    wait_until(lambda: bench.fake.calls("cuMemcpyHtoDAsync", pid=receiver, result=0), "bytes to come", 30)
+    wait_until(lambda: bench.fake.calls("cuMemcpyHtoDAsync", pid=receiver, result=0), "bytes to come")
     assert bench.contexts(receiver) > 0
     bench.group.kill(0)
     load.join()
     assert bench.group.pid(1) == receiver
-    wait_until(lambda: bench.contexts(receiver) == 0, "the receiver to be at rest", 15)
+    wait_until(lambda: bench.contexts(receiver) == 0, "the receiver to be at rest")
     assert int(bench.info(1)["staging_bytes"]) == 0
 
 
@@ -199,7 +198,6 @@ def test_a_daemon_whose_gpu_fails_says_so_asks_nothing_more_of_it_and_is_replace
     wait_until(
         lambda: (lambda infos: infos and infos[0]["pid"] != before)(bench.group.ready()),
         "another daemon of rank 0",
-        20,
     )
     # Its threads may each have been in a call meanwhile; nobody began one afterwards.
     late = [line["call"] for line in bench.fake.trace(before) if line.get("after_sticky")]
@@ -252,13 +250,11 @@ def test_a_trainer_on_another_gpu_is_told_which_one_it_needs(cuda):
 @pytest.mark.parametrize("mode", ["shared", "exclusive"])
 def test_a_driver_that_refuses_the_import_leaves_nothing_behind(cuda, mode):
     bench = cuda(1, "cuMemImportFromShareableHandle error=304 role=trainer")
-    began = time.monotonic()
     with bench.trainers(mode) as trainers:
         (refused,) = trainers.loaded
         assert refused["reason"] == "DEVICE_FAILED" and "CUDA_ERROR_OPERATING_SYSTEM" in refused["message"]
         assert trainers.end() == [0] and bench.fake.leaks(trainers.pids[0]) == 0
     wait_until(lambda: bench.leases() == 0, "its lease to end")
-    assert time.monotonic() - began < 60
     bench.unload()
     wait_until(lambda: bench.held() == 0, "all memory to be free")
 

@@ -146,7 +146,7 @@ def test_a_stopped_rank_is_named_to_all_long_before_their_deadline(start, tmp_pa
 def test_a_second_daemon_for_a_live_rank_is_refused(start):
     group = start(1)
     answer = subprocess.run([BINARIES / "ckptd", "run", "--rendezvous", "127.0.0.1:0"], env=group.environment,
-                            capture_output=True, text=True, timeout=20)
+                            capture_output=True, text=True, timeout=60)
     assert answer.returncode == 2 and "rank-0" in answer.stderr, answer.stderr
     assert "if a job called job runs here already, give this one another name with --job" in answer.stderr
     assert group.ready()
@@ -285,7 +285,7 @@ def test_a_command_that_does_not_end_is_named_and_killed_by_the_third_signal(tmp
 def test_a_ready_descriptor_that_is_not_open_is_refused(tmp_path):
     answer = subprocess.run([BINARIES / "ckptd", "run", "--ready-fd", "8", "--rendezvous", "127.0.0.1:0"],
                             env={**clean_environment(), "CKPTD_RUN_DIR": str(tmp_path)}, capture_output=True,
-                            text=True, timeout=20)
+                            text=True, timeout=60)
     assert answer.returncode == 2 and "--ready-fd 8: no such descriptor is open" in answer.stderr
 
 

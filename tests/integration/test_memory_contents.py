@@ -172,6 +172,6 @@ def test_an_exclusive_lease_that_was_never_fetched_leaves_the_memory_to_others(s
             "ReleaseShard",
             _proto.message("ReleaseShardRequest")(lease=reply.lease),
             "releasing",
-            _rpc.Deadline(5),
+            _rpc.Deadline(60),
         )
         assert attaches_filled(client, checkpoint, 0xAA)
