@@ -203,7 +203,7 @@ def test_a_socket_of_another_user_is_refused_unless_that_user_is_named(go, every
             os.seteuid(0)
 
         def why(**more):
-            return error_of(go, {**clean_environment(), **more}, "-timeout", "300ms", "-address", f"{folder}/s", every_dtype[0],
+            return error_of(go, {**clean_environment(), **more}, "-timeout", "1s", "-address", f"{folder}/s", every_dtype[0],
                             user=65534)
 
         refused = why()
