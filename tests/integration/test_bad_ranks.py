@@ -1,4 +1,4 @@
-"""One rank whose daemon is not there, or that raises: what the others make of it, in 10 seconds."""
+"""One rank whose daemon is not there, or that raises: what the others make of it, long before their deadline."""
 
 import os
 import signal
