@@ -81,7 +81,7 @@ def private(bench):
     assert said["copied_bytes"] > 0 and not said["resident"], said
     fine(ask(program, "train", steps=2))
     os.kill(program.pid, signal.SIGKILL)
-    wait_until(lambda: leases(group) == 0, "the lease of a trainer that was killed to end", 10)
+    wait_until(lambda: leases(group) == 0, "the lease of a trainer that was killed to end", 60)
     assert not group.json("verify", group.json("list")["checkpoints"][0]["name"]).get("mismatched")
     ((again, second),) = trainers(bench, group, "private")
     assert second["resident"], second
@@ -101,7 +101,7 @@ def shared(bench):
     unload(group)  # forced: the readers keep what they have mapped
     fine(ask(one, "forward"))
     ends(one, two)
-    wait_until(lambda: leases(group) == 0, "the leases to end", 10)
+    wait_until(lambda: leases(group) == 0, "the leases to end", 60)
     return bench.comes_back(before)
 
 
@@ -135,7 +135,7 @@ def host_tier(bench):
         ask(one, "acquire", mode="exclusive")
         sums.append(ask(one, "digest"))
         os.kill(one.pid, signal.SIGKILL)
-        wait_until(lambda: leases(group) == 0, "its lease to end", 10)
+        wait_until(lambda: leases(group) == 0, "its lease to end", 60)
         progress = group.json("get", said["name"])["progress"]
     assert sums[0] == sums[1]
     assert int(progress["restored_bytes"]) >= size * 0.99, progress
