@@ -20,6 +20,7 @@ from faults import (
 )
 from group import SOON, Daemon, Group, sanitized, wait_until
 from noise import callers, doors
+from process_cost import cpu_seconds
 from tiers import both
 
 MIB = 1 << 20
@@ -249,11 +250,6 @@ def test_a_small_limit_of_file_sizes_refuses_a_load_that_needs_more(tmp_path):
             error = refused(client, source)
             assert "ulimit -f" in error.message
         assert daemon.pid(0) == pid
-
-
-def cpu_seconds(pid):
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.parametrize("door, count", [("fd", 150), ("memory", 40)])
