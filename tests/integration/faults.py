@@ -64,7 +64,8 @@ class Loading(threading.Thread):
         try:
             with ckptd.connect(self.group.address(self.rank)) as client:
                 if self.together:
-                    self.together.wait(SOON)
+                    with contextlib.suppress(threading.BrokenBarrierError):  # one has no daemon
+                        self.together.wait(SOON)
                 self.result = client.load(self.path, layout=self.layout, progress=hear, **self.options)
         except ckptd.Error as error:
             self.result = error
