@@ -18,7 +18,7 @@ def status_in(response):
     return STATUSES[value]
 
 
-def check(address, service="", timeout=20):
+def check(address, service="", timeout=60):
     """The status, or the code of the error: "NOT_FOUND", and "UNAVAILABLE" where nobody listens."""
     try:
         with grpc.insecure_channel(address) as channel:

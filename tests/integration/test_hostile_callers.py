@@ -260,7 +260,7 @@ import os, socket, sys
 path, token = sys.argv[1:]
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 stream = socket.socket(socket.AF_UNIX)
-stream.settimeout(10)
+stream.settimeout(60)
 try:
     stream.connect(path)
 except PermissionError:
