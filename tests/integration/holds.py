@@ -114,7 +114,7 @@ class Hold:
     def _see(self, client, path, stage, loads=()):
         """Waits until `loads` wait for it in that stage; whether that was before a load had ended.
 
-        Who sees half of the bytes transferred has come late: they may all be before it acts.
+        One that sees half of the bytes transferred has come late: all may be before it acts.
         """
 
         def now():

@@ -46,7 +46,7 @@ class Host:
 
     @contextlib.contextmanager
     def in_use(self, job):
-        """What a daemon of that job does while a client has a lease, from before there is one: it touches its lock file."""
+        """Touches the lock file of a daemon of that job, as the daemon does while a client has a lease."""
         ended = threading.Event()
 
         def touch():

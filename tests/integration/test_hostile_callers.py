@@ -91,7 +91,7 @@ def test_a_caller_that_drips_a_secret_is_heard_for_a_few_seconds_only(scene):
             for door, secret in secrets.items()
         ]
         scene.assert_usual()
-        # Of a secret that takes more than a minute.
+        # The secret itself takes more than a minute.
         assert 4 < heard[0].result() < SOON  # timing::kTokenPatience
         assert 1 < heard[1].result() < SOON  # PeerSocketOptions::patience
     scene.assert_usual()

@@ -180,7 +180,7 @@ def test_many_mute_callers_at_a_members_memory_do_not_keep_the_leader_out(any_sc
     with callers(doors(group, 1)["memory"], 200):
         assert_loads(group, path)
     (loaded,) = [c for c in group.json("list")["checkpoints"] if c["source"] == path]
-    # What could not be mapped in time is sent.
+    # The bytes for memory that could not be mapped in time are sent.
     assert loaded["progress"].get("streamed_ranks", []) == []
 
 

@@ -206,7 +206,7 @@ class Storm:
 
     @staticmethod
     def more(pid, first):
-        """What a process has more of than is spare."""
+        """The kinds of which a process has more than is spare."""
         now = resources(pid)
         return {kind: now[kind] for kind, spare in SPARE.items() if now[kind] > first[kind] + spare}
 

@@ -62,7 +62,7 @@ class FakeCuda:
         if not (state / "lock").exists():
             return 0  # nobody has had any yet
         with open(state / "lock") as lock:
-            # Whoever makes a file, locks it or removes it has this lock.
+            # A process that makes a file, locks it or removes it has this lock.
             fcntl.flock(lock, fcntl.LOCK_EX)
             for path in state.glob("*-*-*-*"):
                 with open(path) as file:

@@ -17,7 +17,7 @@ def _memory(pid, field):
 
 
 def cpu_seconds(pid):
-    """Of all its threads so far, also of those that have ended."""
+    """CPU seconds of all its threads so far, also of those that have ended."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
