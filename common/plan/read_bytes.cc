@@ -135,10 +135,13 @@ struct Keyed {
   const CopyOp* op = nullptr;
 };
 
+// Those that read nothing are left out: they have no first run.
 std::vector<Keyed> SortedOps(std::span<const CopyOp* const> all) {
   std::vector<Keyed> ops;
   ops.reserve(all.size());
-  for (const CopyOp* op : all) ops.push_back({op->file, op->file_offset, op});
+  for (const CopyOp* op : all) {
+    if (op->runs() > 0) ops.push_back({op->file, op->file_offset, op});
+  }
   std::sort(ops.begin(), ops.end(), [](const Keyed& a, const Keyed& b) {
     return std::tie(a.file, a.file_offset) < std::tie(b.file, b.file_offset);
   });

@@ -92,6 +92,19 @@ TEST(ReadBytes, CountsEqualGridsThatAreShiftedByRowsExactly) {
   EXPECT_THAT(ReadBytesPerFile(source.index(), plans), ElementsAre(5 * 2 * 4));
 }
 
+TEST(ReadBytes, CountsNothingOfACopyWithoutRuns) {
+  FakeSource source;
+  source.Add("a", {4, 6});
+  std::vector<RankPlan> plans = PlanAll(source, OnMesh({ShardOf(1)}), MeshOf({2}));
+  plans.resize(1);
+  CopyOp empty = plans[0].ops[0];
+  empty.count[0] = 0;
+  empty.file_offset += 24;
+  empty.run_bytes = 1000;
+  plans[0].ops.push_back(empty);
+  EXPECT_THAT(ReadBytesPerFile(source.index(), plans), ElementsAre(4 * 3 * 4));
+}
+
 TEST(ReadBytes, NamesEveryFile) {
   FakeSource source;
   source.Add("a", {4});
