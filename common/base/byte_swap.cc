@@ -67,6 +67,13 @@ internal::SwapKernel PickKernel() {
 
 }  // namespace
 
+void NegateNumbers(size_t width, Signs which, std::byte* numbers, size_t bytes) {
+  if (which == Signs::kNone) return;
+  const size_t step = which == Signs::kBoth ? width : 2 * width;
+  const size_t first = which == Signs::kSecond ? 2 * width - 1 : width - 1;
+  for (size_t at = first; at < bytes; at += step) numbers[at] ^= std::byte{0x80};
+}
+
 void SwapBytes(size_t width, const std::byte* src, std::byte* dst, size_t bytes) {
   static const internal::SwapKernel kernel = PickKernel();
   if (width <= 1) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/base/byte_swap.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/cast/cast.h"
@@ -30,26 +31,12 @@ bool IsTurned(const Piece& piece) {
   return false;
 }
 
-// Bytes of what is swapped as one: complex numbers are two.
-size_t SwappedBytes(Dtype dtype) {
-  const size_t element = BitsOf(dtype) / 8;
-  const bool complex = dtype == Dtype::kC32 || dtype == Dtype::kC64 || dtype == Dtype::kC128;
-  return complex ? element / 2 : element;
-}
-
 bool Overlap(const Box& a, const Box& b) {
   for (size_t dim = 0; dim < a.offsets.size(); ++dim) {
     if (a.offsets[dim] >= b.offsets[dim] + b.extents[dim]) return false;
     if (b.offsets[dim] >= a.offsets[dim] + a.extents[dim]) return false;
   }
   return true;
-}
-
-void SwapEach(std::span<std::byte> bytes, size_t size) {
-  for (size_t at = 0; at + size <= bytes.size(); at += size) {
-    std::reverse(bytes.begin() + static_cast<std::ptrdiff_t>(at),
-                 bytes.begin() + static_cast<std::ptrdiff_t>(at + size));
-  }
 }
 
 // The pieces of a tensor whose elements are smaller than a byte, counted in bytes, as its shape is
@@ -91,7 +78,9 @@ absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenFiles::Get(uint32_t fi
 }
 
 const Piece* WholePiece(const TensorEntry& tensor) {
-  if (tensor.pieces.size() != 1 || tensor.big_endian) return nullptr;
+  if (tensor.pieces.size() != 1 || tensor.big_endian || SignsOf(tensor) != Signs::kNone) {
+    return nullptr;
+  }
   const Piece& piece = tensor.pieces.front();
   return piece.strides.empty() && piece.box.extents == tensor.shape ? &piece : nullptr;
 }
@@ -158,7 +147,9 @@ absl::Status TensorStream::Fill(const Box& block) {
     CKPTD_ASSIGN_OR_RETURN(const auto object, files_.Get(piece.file));
     CKPTD_RETURN_IF_ERROR(reader_.Read(*object, piece, element_, block, block_));
   }
-  if (tensor_.big_endian) SwapEach(block_, SwappedBytes(tensor_.dtype));
+  const size_t width = NumberBytesOf(tensor_.dtype);
+  if (tensor_.big_endian) SwapBytes(width, block_.data(), block_.data(), block_.size());
+  NegateNumbers(width, SignsOf(tensor_), block_.data(), block_.size());
   return absl::OkStatus();
 }
 

@@ -55,6 +55,8 @@ struct CopyOp {
   uint64_t run_bytes = 0;    // bytes of one run in the file (sub-byte dtypes: whole bytes)
   // Bytes of a number whose order is turned round on the way, before it is cast; 1: of none.
   uint32_t swap = 1;
+  // Whose signs are turned over after that. Both parts of a complex number are a first and a second.
+  Signs negate = Signs::kNone;
   uint32_t dims = 0;
   std::array<uint64_t, kMaxDims> count = {};
   std::array<uint64_t, kMaxDims> file_stride = {};
@@ -62,7 +64,11 @@ struct CopyOp {
 
   bool casts() const { return from != to; }
   // Whether the slab's bytes are others than the file's.
-  bool converts() const { return casts() || swap > 1; }
+  bool converts() const { return casts() || ConvertedBytes() > 1; }
+  // Of what no cut may split where numbers are turned round or negated; else 1.
+  uint32_t ConvertedBytes() const {
+    return negate != Signs::kNone ? BitsOf(from) / 8 : swap;
+  }
   uint64_t runs() const;              // product of count[0..dims)
   uint64_t source_bytes() const { return runs() * run_bytes; }
   uint64_t target_bytes() const;      // the same elements in `to`

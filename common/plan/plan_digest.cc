@@ -51,7 +51,8 @@ void Spell(const std::vector<PlannedFlat>& flats, CanonicalHasher& out) {
 
 void Spell(const TensorKind& kind, const Part& part, CanonicalHasher& out) {
   // One number, so that plans without it have the digests that they always had.
-  out.Number(static_cast<uint64_t>(kind.from) | uint64_t{kind.swap - 1} << 32);
+  out.Number(static_cast<uint64_t>(kind.from) | uint64_t{kind.swap - 1} << 32 |
+             static_cast<uint64_t>(kind.negate) << 40);
   out.Number(static_cast<uint64_t>(kind.to));
   out.Number(part.shape.size());
   for (const uint64_t size : part.shape) out.Number(size);

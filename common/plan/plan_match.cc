@@ -62,7 +62,7 @@ bool SameCopy(const CopyOp& a, const CopyOp& b) {
   const auto same = [dims](const auto& x, const auto& y) {
     return std::equal(x.begin(), x.begin() + dims, y.begin());
   };
-  return a.file == b.file && a.from == b.from && a.to == b.to && a.swap == b.swap &&
+  return a.file == b.file && a.from == b.from && a.to == b.to && a.swap == b.swap && a.negate == b.negate &&
          a.file_offset == b.file_offset &&
          a.slab_offset == b.slab_offset && a.run_bytes == b.run_bytes && a.dims == b.dims &&
          same(a.count, b.count) && same(a.file_stride, b.file_stride) &&
@@ -185,7 +185,7 @@ class Matcher {
     if (std::equal(a.begin(), a.end(), b.begin(), b.end(), SameCopy)) return true;
     // One tensor of one dtype and byte order, so all its copies cast alike.
     if (a.empty() || b.empty() || a.front().from != b.front().from ||
-        a.front().swap != b.front().swap) {
+        a.front().swap != b.front().swap || a.front().negate != b.front().negate) {
       return false;
     }
     left_ -= std::min(left_, CountOf(a) + CountOf(b));

@@ -49,7 +49,7 @@ absl::Status CheckDisjoint(const TensorKind& kind) {
 
 bool SameKind(const TensorKind& a, const TensorKind& b) {
   return a.sharding == b.sharding && a.flat == b.flat && a.from == b.from && a.to == b.to &&
-         a.swap == b.swap && *a.shape == *b.shape &&
+         a.swap == b.swap && a.negate == b.negate && *a.shape == *b.shape &&
          std::equal(a.pieces.begin(), a.pieces.end(), b.pieces.begin(), b.pieces.end(),
                     [](const Piece* x, const Piece* y) {
                       return x->box == y->box && x->strides == y->strides;
@@ -66,6 +66,7 @@ size_t HashOf(const TensorKind& kind) {
   mix(static_cast<uint64_t>(kind.from));
   mix(static_cast<uint64_t>(kind.to));
   mix(kind.swap);
+  mix(static_cast<uint64_t>(kind.negate));
   for (const uint64_t size : *kind.shape) mix(size);
   for (const Piece* piece : kind.pieces) {
     for (const uint64_t offset : piece->box.offsets) mix(offset);
@@ -116,6 +117,7 @@ absl::Status AddCopies(const TensorKind& kind, const LocalGeometry& geometry,
           BoxCopies copies,
           CopiesOfBox(*shared, piece, placed, geometry.local_shape, kind.from, kind.to));
       copies.first.swap = kind.swap;
+      copies.first.negate = kind.negate;
       CKPTD_RETURN_IF_ERROR(AppendCopies(std::move(copies), piece, number, part.copies));
     }
   }
@@ -232,6 +234,7 @@ absl::StatusOr<uint32_t> KindTable::Add(const ResolvedTarget& wanted, std::vecto
   candidate_.from = wanted.source->dtype;
   candidate_.to = wanted.dtype;
   candidate_.swap = wanted.source->big_endian ? NumberBytesOf(wanted.source->dtype) : 1;
+  candidate_.negate = SignsOf(*wanted.source);
   candidate_.pieces.clear();
   for (const Piece& piece : wanted.source->pieces) {
     CKPTD_RETURN_IF_ERROR(CheckPiece(piece, *wanted.source, index_));

@@ -48,6 +48,7 @@ struct TensorKind {
   Dtype from = Dtype::kUnspecified;
   Dtype to = Dtype::kUnspecified;
   uint32_t swap = 1;  // as CopyOp::swap
+  Signs negate = Signs::kNone;
   std::vector<const Piece*> pieces;  // of the first such tensor; disjoint, none empty
 };
 

@@ -39,14 +39,19 @@ std::optional<Dtype> ParseDtype(std::string_view name) {
   return std::nullopt;
 }
 
+bool HasSigns(Dtype dtype) { return IsCastable(dtype) || IsComplex(dtype); }
+
 bool IsCastable(Dtype dtype) {
   return dtype == Dtype::kF16 || dtype == Dtype::kBF16 || dtype == Dtype::kF32 ||
          dtype == Dtype::kF64;
 }
 
+bool IsComplex(Dtype dtype) {
+  return dtype == Dtype::kC32 || dtype == Dtype::kC64 || dtype == Dtype::kC128;
+}
+
 uint32_t NumberBytesOf(Dtype dtype) {
-  const bool is_complex = dtype == Dtype::kC32 || dtype == Dtype::kC64 || dtype == Dtype::kC128;
-  const uint32_t bytes = BitsOf(dtype) / 8 / (is_complex ? 2 : 1);
+  const uint32_t bytes = BitsOf(dtype) / 8 / (IsComplex(dtype) ? 2 : 1);
   return bytes == 0 ? 1 : bytes;
 }
 

@@ -32,6 +32,11 @@ constexpr bool IsOfSafetensors(Dtype dtype) {
   return dtype != Dtype::kUnspecified && dtype <= Dtype::kU64;
 }
 
+bool IsComplex(Dtype dtype);
+
+// Castable and complex ones: numbers whose highest bit is their sign, alone or in pairs.
+bool HasSigns(Dtype dtype);
+
 // F16, BF16, F32 and F64: the types a load can cast between.
 bool IsCastable(Dtype dtype);
 

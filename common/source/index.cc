@@ -28,6 +28,11 @@ std::string_view NameOf(EntryKind kind) {
   return "parameter";
 }
 
+Signs SignsOf(const TensorEntry& tensor) {
+  if (!IsComplex(tensor.dtype)) return tensor.negates_real ? Signs::kBoth : Signs::kNone;
+  return static_cast<Signs>((tensor.negates_real ? 1 : 0) | (tensor.negates_imaginary ? 2 : 0));
+}
+
 const TensorEntry* CheckpointIndex::Find(const std::string& name) const {
   const auto alias = aliases.find(name);
   const std::string& wanted = alias == aliases.end() ? name : alias->second;

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/base/byte_swap.h"
 #include "common/source/dtype.h"
 
 namespace ckptd {
@@ -77,10 +78,13 @@ struct TensorEntry {
   // Slabs are little-endian always.
   bool big_endian = false;
   // In the files they have the other sign: real numbers and the real parts of complex ones, or the
-  // imaginary parts. The sign is the highest bit of a number.
+  // imaginary parts. Only of floating numbers, whose highest bit is their sign.
   bool negates_real = false;
   bool negates_imaginary = false;
 };
+
+// Of the two parts of a complex number; of a real one both or none.
+Signs SignsOf(const TensorEntry& tensor);
 
 inline constexpr size_t kMaxSourceValues = 1'000'000;
 

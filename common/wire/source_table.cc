@@ -53,6 +53,8 @@ class Reader {
   int strided_ = 0;
   int stride_ = 0;
   int big_endian_ = 0;
+  int negates_real_ = 0;
+  int negates_imaginary_ = 0;
 };
 
 template <typename Column>
@@ -122,6 +124,14 @@ std::string Reader::ReadPiece(TensorEntry& tensor, bool only) {
   return std::string(WhyImpossible(piece, tensor, index_.files[piece.file].bytes));
 }
 
+// Whether `numbers`, which ascend, have this one at `at`; then behind it.
+template <typename Column>
+bool IsNext(const Column& numbers, int number, int& at) {
+  if (at == numbers.size() || numbers[at] != static_cast<uint32_t>(number)) return false;
+  ++at;
+  return true;
+}
+
 std::string Reader::ReadTensor(int number) {
   TensorEntry tensor;
   tensor.name = table_.names(number);
@@ -135,11 +145,10 @@ std::string Reader::ReadTensor(int number) {
     if (table_.group_of(number) >= groups_.size()) return "its group is not listed";
     tensor.group = groups_[table_.group_of(number)];
   }
-  if (big_endian_ < table_.big_endian_size() &&
-      table_.big_endian(big_endian_) == static_cast<uint32_t>(number)) {
-    tensor.big_endian = true;
-    ++big_endian_;
-  }
+  tensor.big_endian = IsNext(table_.big_endian(), number, big_endian_);
+  tensor.negates_real = IsNext(table_.negates_real(), number, negates_real_);
+  tensor.negates_imaginary = IsNext(table_.negates_imaginary(), number, negates_imaginary_);
+  if (SignsOf(tensor) != Signs::kNone && !HasSigns(tensor.dtype)) return "its numbers have no sign";
   const uint32_t dims = table_.ranks_of_shape(number);
   if (dims > kMaxDimensions || !Take(table_.dims(), dim_, dims, tensor.shape)) {
     return "its shape is cut off";
@@ -169,7 +178,9 @@ std::string Reader::Read() {
   const bool all = dim_ == table_.dims_size() && piece_ == table_.files_size() &&
                    boxed_ == table_.boxed_pieces_size() && box_ == table_.boxes_size() &&
                    strided_ == table_.strided_pieces_size() && stride_ == table_.strides_size() &&
-                   big_endian_ == table_.big_endian_size();
+                   big_endian_ == table_.big_endian_size() &&
+                   negates_real_ == table_.negates_real_size() &&
+                   negates_imaginary_ == table_.negates_imaginary_size();
   if (!all) return "it has more values than tensors";
   for (int i = 0; i < table_.alias_names_size(); ++i) {
     index_.aliases.emplace(table_.alias_names(i), table_.alias_targets(i));
@@ -222,7 +233,10 @@ void SourceTableWriter::Add(const TensorEntry& tensor) {
     while (out_.piece_counts_size() < before) out_.add_piece_counts(1);
     out_.add_piece_counts(static_cast<uint32_t>(tensor.pieces.size()));
   }
-  if (tensor.big_endian) out_.add_big_endian(static_cast<uint32_t>(before));
+  const auto number = static_cast<uint32_t>(before);
+  if (tensor.big_endian) out_.add_big_endian(number);
+  if (tensor.negates_real) out_.add_negates_real(number);
+  if (tensor.negates_imaginary) out_.add_negates_imaginary(number);
   AddKind(tensor.kind);
   AddGroup(tensor.group);
 }
@@ -237,7 +251,8 @@ void SourceTableWriter::AddAliases() {
 size_t SourceTableWriter::CostOf(const TensorEntry& tensor) {
   constexpr size_t kNumber = 10;  // the longest one
   const size_t dims = tensor.shape.size();
-  size_t cost = tensor.name.size() + kNumber * (dims + 2 + (tensor.big_endian ? 1 : 0));
+  const size_t marks = size_t{tensor.big_endian} + tensor.negates_real + tensor.negates_imaginary;
+  size_t cost = tensor.name.size() + kNumber * (dims + 2 + marks);
   for (const Piece& piece : tensor.pieces) {
     const size_t boxed = IsWhole(tensor, piece) ? 0 : 2 * dims + 1;
     cost += kNumber * (2 + boxed + (piece.strides.empty() ? 0 : dims + 1));

@@ -60,6 +60,8 @@ absl::Status ComparePieces(const CheckpointIndex& index, const Pair& pair, const
   const size_t swap = pair.first->big_endian == pair.second->big_endian
                           ? 1
                           : NumberBytesOf(pair.second->dtype);
+  const auto signs = static_cast<Signs>(static_cast<int>(SignsOf(*pair.first)) ^
+                                        static_cast<int>(SignsOf(*pair.second)));
   PieceReader reader_a(*object_a, a, pair.first->dtype);
   PieceReader reader_b(*object_b, b, pair.second->dtype);
   std::vector<std::byte> of_a(std::min(a.bytes, kStep));
@@ -70,6 +72,7 @@ absl::Status ComparePieces(const CheckpointIndex& index, const Pair& pair, const
     CKPTD_ASSIGN_OR_RETURN(const size_t n, reader_a.Read(of_a));
     CKPTD_RETURN_IF_ERROR(reader_b.Read(of_b).status());
     SwapBytes(swap, of_b.data(), of_b.data(), of_b.size());
+    NegateNumbers(NumberBytesOf(pair.second->dtype), signs, of_b.data(), of_b.size());
     if (!std::equal(of_a.begin(), of_a.begin() + static_cast<std::ptrdiff_t>(n), of_b.begin())) {
       return Apart(pair, "have different values in the source");
     }

@@ -19,7 +19,7 @@ void BlockPlacer::Begin() {
 
 bool BlockPlacer::SuitsDevice(const ItemCopies::Active& active) const {
   const Geometry& g = active.geometry;
-  if (g.swap > 1) return false;  // no kernel turns numbers round
+  if (g.reshapes()) return false;  // no kernel turns numbers round, or signs over
   // The processor does casts that narrow, so that fewer bytes cross the link.
   const bool widens = g.casts() && g.to_size >= g.from_size;
   const bool short_runs = g.dims > 0 && g.run_source < kShortRun;

@@ -34,7 +34,11 @@ absl::Status SetElement(const CopyOp& op, Geometry& g) {
   if (op.swap != 1 && op.swap != NumberBytesOf(op.from)) {
     return Malformed(op, "turns round what is no number");
   }
-  g.from_size = g.to_size = op.swap;
+  g.negate = op.negate;
+  if (op.negate != Signs::kNone && !HasSigns(op.from)) {
+    return Malformed(op, "negates what has no sign");
+  }
+  g.from_size = g.to_size = op.ConvertedBytes();
   if (!op.casts()) return absl::OkStatus();
   if (!IsCastable(op.from) || !IsCastable(op.to)) return Malformed(op, "casts types that have no "
                                                                        "cast");
@@ -134,7 +138,7 @@ absl::StatusOr<Geometry> MakeGeometry(const CopyOp& op, uint64_t tensor_offset) 
 
 bool SameCopy(const Geometry& a, const Geometry& b) {
   return a.begin == b.begin && a.end == b.end && a.local == b.local && a.from == b.from &&
-         a.to == b.to && a.swap == b.swap && a.run_source == b.run_source &&
+         a.to == b.to && a.swap == b.swap && a.negate == b.negate && a.run_source == b.run_source &&
          a.dims == b.dims && a.count == b.count &&
          a.source_stride == b.source_stride && a.local_stride == b.local_stride;
 }

@@ -25,6 +25,7 @@ struct Geometry {
   uint32_t from_size = 1;
   uint32_t to_size = 1;
   uint32_t swap = 1;  // as CopyOp::swap
+  Signs negate = Signs::kNone;
   uint64_t run_source = 0;
   uint64_t run_local = 0;
   uint64_t runs = 1;
@@ -36,8 +37,10 @@ struct Geometry {
   std::array<uint64_t, CopyOp::kMaxDims> local_stride = {};
 
   bool casts() const { return from != to; }
+  // Whether numbers are turned round or negated.
+  bool reshapes() const { return swap > 1 || negate != Signs::kNone; }
   // As CopyOp::converts.
-  bool converts() const { return casts() || swap > 1; }
+  bool converts() const { return casts() || reshapes(); }
   uint64_t local_bytes() const { return runs * run_local; }
   uint64_t ToLocal(uint64_t source_bytes) const { return source_bytes / from_size * to_size; }
   uint64_t ToSource(uint64_t local_bytes) const { return local_bytes / to_size * from_size; }

@@ -226,15 +226,19 @@ void ItemPlacer::Move(const Active& active, const std::byte* data, uint64_t loca
 }
 
 const std::byte* ItemPlacer::Convert(const Geometry& g, const std::byte* data, size_t bytes) {
+  const auto reshape = [&g, data](std::byte* to, size_t size) {
+    SwapBytes(g.swap, data, to, size);
+    NegateNumbers(NumberBytesOf(g.from), g.negate, to, size);
+  };
   if (!g.casts()) {
-    SwapBytes(g.swap, data, cast_buffer_.get(), bytes);
+    reshape(cast_buffer_.get(), bytes);
     return cast_buffer_.get();
   }
-  if (g.swap > 1) {
+  if (g.reshapes()) {
     if (swap_buffer_ == nullptr) {
       swap_buffer_ = std::make_unique_for_overwrite<std::byte[]>(kCastBytes * kMostNarrowing);
     }
-    SwapBytes(g.swap, data, swap_buffer_.get(), static_cast<size_t>(g.ToSource(bytes)));
+    reshape(swap_buffer_.get(), static_cast<size_t>(g.ToSource(bytes)));
     data = swap_buffer_.get();
   }
   Cast(g.from, g.to, data, cast_buffer_.get(), bytes / g.to_size);

@@ -157,7 +157,7 @@ absl::StatusOr<ElementGrid> GridOf(const Schedule& schedule, const WorkItem& zon
   for (uint32_t i = zone.first_copy; i < zone.last_copy; ++i) {
     const SharedCopy& copy = schedule.copies[i];
     if (!copy.op->converts()) continue;
-    const uint64_t size = copy.op->casts() ? BitsOf(copy.op->from) / 8 : copy.op->swap;
+    const uint64_t size = copy.op->casts() ? BitsOf(copy.op->from) / 8 : copy.op->ConvertedBytes();
     if ((copy.begin - grid.at) % std::min(grid.size, size) != 0) {
       return MakeError(absl::StatusCode::kInternal, reason::kCoverage,
                        fmt::format("reading a plan: copies of file {} near byte {} disagree where "

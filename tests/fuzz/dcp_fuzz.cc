@@ -33,7 +33,9 @@ MemoryStorage FolderOf(std::string_view input) {
     const std::string_view name = input.substr(0, line);
     input.remove_prefix(std::min(line + 1, input.size()));
     const size_t end = std::min(input.find(kBegin), input.size());
-    if (IsName(name)) storage.Write(kFolder + ("/" + std::string(name)), std::string(input.substr(0, end)));
+    if (IsName(name)) {
+      storage.Write(kFolder + ("/" + std::string(name)), std::string(input.substr(0, end)));
+    }
     input.remove_prefix(std::min(end + kBegin.size(), input.size()));
   }
   return storage;

@@ -33,12 +33,22 @@ def offered(data):
     return data[at : at + 8 + length] + b"".join(values)
 
 
+def of_torch(path):
+    """The tensors of a file of torch, as a safetensors file."""
+    import safetensors.torch
+    import torch
+
+    return safetensors.torch.save({name: t.contiguous() for name, t in torch.load(path, weights_only=True).items()})
+
+
 def read_file(path):
     """name -> (Dtype, shape, file offset, bytes)."""
     with open(path, "rb") as file:
         data = file.read()
     if data.startswith(b"CKPTDMEM"):
         data = offered(data)
+    elif data.startswith(b"PK"):
+        data = of_torch(path)
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
     header.pop("__metadata__", None)

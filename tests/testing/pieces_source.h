@@ -1,7 +1,7 @@
 // A format that nobody has: tensors cut along a random grid, each cell a piece in one of two
 // files, in row-major order, transposed, with gaps, expanded or as overlapping windows, in either
-// byte order; and the same tensors as one row-major piece each, read element by element, to compare
-// with.
+// byte order and with either sign; and the same tensors as one row-major piece each, read element
+// by element, to compare with.
 #ifndef CKPTD_TESTS_TESTING_PIECES_SOURCE_H_
 #define CKPTD_TESTS_TESTING_PIECES_SOURCE_H_
 
@@ -53,10 +53,10 @@ class PiecesSource {
   }
 
   // Writes the files; both indices then say where and who they are. A source is the first of its
-  // files: no format there is would find anything in the folder.
+  // files, whose name is one of safetensors: no format there is would find anything in the folder.
   void Write(const std::string& folder) {
     for (size_t file = 0; file < 2; ++file) {
-      index.files[file] = WriteFile(folder + (file == 0 ? "/one" : "/two"), contents[file]);
+      index.files[file] = WriteFile(folder + (file == 0 ? "/one.safetensors" : "/two"), contents[file]);
     }
     plain.files[0] = WriteFile(folder + "/plain", plain_content);
     index.source = index.files[0].path;
@@ -92,6 +92,8 @@ class PiecesSource {
     tensor.kind = static_cast<EntryKind>(Below(kEntryKindCount));
     tensor.group = static_cast<uint32_t>(Below(3));
     tensor.big_endian = Below(3) == 0;
+    tensor.negates_real = HasSigns(tensor.dtype) && Below(4) == 0;
+    tensor.negates_imaginary = IsComplex(tensor.dtype) && Below(2) == 0;
     const uint64_t dims = Below(5);
     for (uint64_t dim = 0; dim < dims; ++dim) {
       tensor.shape.push_back(Below(20) == 0 ? 0 : 1 + Below(most_extent_));
@@ -181,7 +183,7 @@ class PiecesSource {
   void AddPlain(const TensorEntry& tensor) {
     const uint64_t element = BitsOf(tensor.dtype) / 8;
     TensorEntry entry = tensor;
-    entry.big_endian = false;
+    entry.big_endian = entry.negates_real = entry.negates_imaginary = false;
     const size_t number = tensor.big_endian ? NumberBytesOf(tensor.dtype) : 1;
     Piece piece;
     piece.box = {Shape(tensor.shape.size(), 0), tensor.shape};
@@ -191,7 +193,9 @@ class PiecesSource {
     for (uint64_t left = ElementCount(tensor.shape); left > 0; --left) {
       const std::byte* const from = Element(tensor, at);
       plain_content.resize(plain_content.size() + element);
-      SwapBytes(number, from, plain_content.data() + plain_content.size() - element, element);
+      std::byte* const to = plain_content.data() + plain_content.size() - element;
+      SwapBytes(number, from, to, element);
+      NegateNumbers(NumberBytesOf(tensor.dtype), SignsOf(tensor), to, element);
       for (size_t dim = at.size(); dim-- > 0;) {
         if (++at[dim] < tensor.shape[dim]) break;
         at[dim] = 0;

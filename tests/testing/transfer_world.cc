@@ -65,6 +65,7 @@ void World::AddPiece(size_t rank, size_t file, uint64_t offset, const uint64_t (
       const uint64_t begin = offset + element * from;
       std::vector<std::byte> row(box.size[2] * from);
       SwapBytes(op.swap, &contents_[file][begin], row.data(), row.size());
+      NegateNumbers(NumberBytesOf(op.from), op.negate, row.data(), row.size());
       Cast(op.from, op.to, row.data(), &local[at * to], box.size[2]);
       const auto needed = needed_[file].begin() + static_cast<ptrdiff_t>(begin);
       std::fill(needed, needed + static_cast<ptrdiff_t>(box.size[2] * from), true);
@@ -91,6 +92,7 @@ void World::AddTensor(size_t rank, size_t file, uint64_t offset, Dtype dtype, Dt
   op.from = dtype;
   op.to = to;
   if (big_endian) op.swap = NumberBytesOf(dtype);
+  if (HasSigns(dtype)) op.negate = IsComplex(dtype) || negate == Signs::kNone ? negate : Signs::kBoth;
   plan.ops.push_back(op);
   if (columns == 0) return AddPiece(rank, file, offset, shape, box, 0);
   // Only whole boxes come in two pieces.
@@ -182,6 +184,7 @@ void FillAtRandom(World& world, uint64_t seed, uint64_t largest_bytes) {
       const Dtype from = below(4) == 0 ? kUncast[below(4)] : types[below(4)];
       const Dtype to = IsCastable(from) && below(2) == 0 ? types[below(4)] : from;
       world.big_endian = below(3) == 0;
+      world.negate = below(3) == 0 ? static_cast<Signs>(below(4)) : Signs::kNone;
       const uint64_t size = BitsOf(from) / 8;
       const uint64_t most = below(4) == 0 ? largest_bytes / size : 1 + below(5000);
       const uint64_t columns = 1 + below(std::min<uint64_t>(most, 3000));

@@ -39,6 +39,8 @@ class World {
 
   // Whether the tensors that are added have numbers whose highest byte comes first.
   bool big_endian = false;
+  // Whose signs are other ones; of real numbers all are, or none.
+  Signs negate = Signs::kNone;
 
   CheckpointIndex index;
   std::vector<RankPlan> plans;

@@ -259,7 +259,8 @@ TensorEntry EntryOf(const File& file, const NamedTensor& tensor, uint32_t number
   entry.shape = tensor.tensor.shape;
   entry.big_endian = file.big_endian && BitsOf(entry.dtype) > 8;
   entry.negates_real = tensor.tensor.negated;
-  entry.negates_imaginary = tensor.tensor.negated != tensor.tensor.conjugated;
+  entry.negates_imaginary =
+      IsComplex(entry.dtype) && tensor.tensor.negated != tensor.tensor.conjugated;
   entry.pieces.push_back(PieceOf(tensor.tensor, number));
   return entry;
 }

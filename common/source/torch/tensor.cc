@@ -181,22 +181,6 @@ absl::Status CountElements(const File& file, Tensor& tensor) {
   return absl::OkStatus();
 }
 
-// Numbers whose highest bit is their sign, alone or in pairs.
-bool HasSigns(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kF16:
-    case Dtype::kBF16:
-    case Dtype::kF32:
-    case Dtype::kF64:
-    case Dtype::kC32:
-    case Dtype::kC64:
-    case Dtype::kC128:
-      return true;
-    default:
-      return false;
-  }
-}
-
 bool IsSet(const Value& dict, std::string_view key) {
   const Value* const value = dict.Get(key);
   return value != nullptr && value->boolean();

@@ -127,6 +127,10 @@ absl::Status PlaceAll(const ObjectPart& part, uint64_t directory_offset,
   return absl::OkStatus();
 }
 
+// Pickles shrink to a tenth or so. What shrinks much more is made to fill memory.
+constexpr uint64_t kInflatedFreely = 16 << 20;
+constexpr uint64_t kMostPerPackedByte = 200;
+
 }  // namespace
 
 absl::StatusOr<Archive> Archive::Open(std::shared_ptr<const ReadableObject> object) {
@@ -178,6 +182,12 @@ absl::StatusOr<std::string> Archive::Read(const Record& record, size_t limit) co
   }
   std::string plain;
   if (record.method == Method::kDeflated) {
+    if (record.plain_bytes > kInflatedFreely &&
+        record.plain_bytes / kMostPerPackedByte > record.bytes) {
+      return part_.AboveLimit(fmt::format("its record {} would grow from {} to {} bytes, which no "
+                                          "file does that trainers write; save it again",
+                                          Shown(record), record.bytes, record.plain_bytes));
+    }
     CKPTD_ASSIGN_OR_RETURN(plain, Inflate(part_, record));
   } else {
     plain.resize(static_cast<size_t>(record.bytes));

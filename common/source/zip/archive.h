@@ -47,7 +47,8 @@ class Archive {
   const ObjectPart& part() const { return part_; }
 
   // The plain bytes of a record, inflated where it is deflated, its CRC checked where one is
-  // stated. Errors: DataLoss SOURCE_INVALID; InvalidArgument SOURCE_INVALID above `limit` bytes.
+  // stated. Errors: DataLoss SOURCE_INVALID; InvalidArgument SOURCE_INVALID above `limit` bytes,
+  // and where it would grow as nothing does that trainers write.
   absl::StatusOr<std::string> Read(const Record& record, size_t limit) const;
 
  private:

@@ -159,7 +159,8 @@ class Chooser {
     std::copy_if(std::begin(kParts), std::end(kParts), std::back_inserter(parts),
                  [this](std::string_view part) { return part == kAllPart || Has(part); });
     for (const std::string_view group : groups_) {
-      const bool is_new = !group.empty() && std::find(parts.begin(), parts.end(), group) == parts.end();
+      const bool is_new =
+          !group.empty() && std::find(parts.begin(), parts.end(), group) == parts.end();
       if (is_new && group != model_ && parts.size() < kMost) parts.push_back(group);
     }
     return parts;

@@ -47,8 +47,8 @@ bool SafetensorsFormat::Recognise(const Storage& storage, const Listing& listing
   // Other parts of a training lie beside the model in other formats.
   if (!listing.part.empty() && listing.part != "model") return false;
   if (listing.is_folder) return IsOfSafetensors(storage, listing);
-  return listing.source.ends_with(".safetensors") ||
-         listing.source.ends_with(".safetensors.index.json") ||
+  // An index may have any name; one that names files of torch is theirs.
+  return listing.source.ends_with(".safetensors") || listing.source.ends_with(".json") ||
          BeginsAsHeader(storage, listing.source);
 }
 

@@ -69,5 +69,21 @@ TEST(SwapBytes, OfSingleBytesIsACopy) {
   EXPECT_EQ(out, bytes);
 }
 
+TEST(NegateNumbers, TurnsTheHighestBitsOver) {
+  for (const size_t width : {2u, 4u, 8u}) {
+    for (const Signs which : {Signs::kNone, Signs::kFirst, Signs::kSecond, Signs::kBoth}) {
+      std::vector<std::byte> numbers = Counted(4 * width);
+      std::vector<std::byte> want = numbers;
+      for (size_t n = 0; n < 4; ++n) {
+        const int bit = n % 2 == 0 ? 1 : 2;
+        const bool turned = (static_cast<int>(which) & bit) != 0;
+        if (turned) want[n * width + width - 1] ^= std::byte{0x80};
+      }
+      NegateNumbers(width, which, numbers.data(), numbers.size());
+      EXPECT_EQ(numbers, want);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ckptd

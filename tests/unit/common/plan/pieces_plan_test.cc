@@ -30,6 +30,7 @@ void CarryOut(const CopyOp& op, const Files& files, uint64_t from, uint64_t to, 
   if (dim == op.dims) {
     ASSERT_LE(from + op.run_bytes, files[op.file].size());
     SwapBytes(op.swap, files[op.file].data() + from, slab.data() + to, op.run_bytes);
+    NegateNumbers(NumberBytesOf(op.from), op.negate, slab.data() + to, op.run_bytes);
     return;
   }
   for (uint64_t i = 0; i < op.count[dim]; ++i) {
@@ -168,6 +169,22 @@ TEST(BigEndianPiece, IsAnotherPlan) {
   index.tensors[0].pieces[0].bytes *= 2;
   ASSERT_OK_AND_ASSIGN(const RankPlan complex, PlanOf(index));
   EXPECT_EQ(complex.ops[0].swap, 4u) << "each of the two numbers is turned round by itself";
+}
+
+TEST(NegatedPiece, IsAnotherPlan) {
+  CheckpointIndex index = Strided({});
+  ASSERT_OK_AND_ASSIGN(const RankPlan plain, PlanOf(index));
+  index.tensors[0].negates_real = true;
+  ASSERT_OK_AND_ASSIGN(const RankPlan negated, PlanOf(index));
+  EXPECT_NE(negated.digest, plain.digest);
+  EXPECT_EQ(negated.ops[0].negate, Signs::kBoth);
+  EXPECT_NE(MatchPlans(plain, negated).differs, "");
+  index.tensors[0].dtype = Dtype::kC64;
+  index.tensors[0].pieces[0].bytes *= 2;
+  index.tensors[0].negates_real = false;
+  index.tensors[0].negates_imaginary = true;
+  ASSERT_OK_AND_ASSIGN(const RankPlan conjugated, PlanOf(index));
+  EXPECT_EQ(conjugated.ops[0].negate, Signs::kSecond);
 }
 
 TEST(BigEndianPiece, OfSingleBytesIsThePlanThatItAlwaysWas) {

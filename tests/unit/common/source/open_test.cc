@@ -299,7 +299,7 @@ TEST(OpenCheckpoint, NamesTheMissingFileOfASeriesWithoutIndex) {
   folder.Write("m-00003-of-00003.safetensors", OneTensor("y"));
   EXPECT_THAT(OpenCheckpoint(folder.path()),
               AllOf(FailsWith(kNotFound, reason::kSourceNotFound),
-                    Says("m-00002-of-00003.safetensors is missing")));
+                    Says("it lacks \"m-00002-of-00003.safetensors\"")));
 }
 
 TEST(OpenCheckpoint, AcceptsACompleteSeriesFromOneOrFromZero) {

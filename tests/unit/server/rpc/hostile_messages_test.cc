@@ -245,6 +245,8 @@ TEST_F(HostilePrepare, RefusesColumnsOfDifferentLengths) {
            [](v1::SourceTable& t) { t.mutable_kinds()->Resize(2, 1); },
            [](v1::SourceTable& t) { t.mutable_group_of()->Resize(2, 0); },
            [](v1::SourceTable& t) { t.add_big_endian(1); },
+           [](v1::SourceTable& t) { t.add_negates_real(1); },
+           [](v1::SourceTable& t) { t.add_negates_imaginary(1); },
            [](v1::SourceTable& t) { t.mutable_big_endian()->Resize(2, 0); },
            [](v1::SourceTable& t) { t.add_boxed_pieces(0); },
            [](v1::SourceTable& t) { t.add_boxed_pieces(1); },

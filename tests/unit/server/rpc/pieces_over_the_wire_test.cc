@@ -102,6 +102,8 @@ TEST_P(PiecesOverTheWire, ArriveAsTheyAre) {
     EXPECT_EQ(index->groups[have.group], source_.index.groups[want.group]);
     EXPECT_EQ(have.shape, want.shape);
     EXPECT_EQ(have.big_endian, want.big_endian);
+    EXPECT_EQ(have.negates_real, want.negates_real);
+    EXPECT_EQ(have.negates_imaginary, want.negates_imaginary);
     ASSERT_EQ(have.pieces.size(), want.pieces.size());
     for (size_t p = 0; p < have.pieces.size(); ++p) {
       EXPECT_EQ(have.pieces[p].file, want.pieces[p].file);

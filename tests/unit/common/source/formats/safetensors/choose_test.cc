@@ -71,7 +71,7 @@ INSTANTIATE_TEST_SUITE_P(
         Folder{{kFirst, kSecond, "adapter_model.safetensors", "extra.safetensors"},
                {kFirst, kSecond}},
         Folder{{kFirst, kSecond, "model.fp16-00001-of-00001.safetensors"}, {kFirst, kSecond}},
-        Folder{{kFirst, "adapter_model.safetensors"}, {}, std::string(kSecond) + " is missing"},
+        Folder{{kFirst, "adapter_model.safetensors"}, {}, "it lacks \"" + std::string(kSecond)},
         Folder{{"a-00001-of-00001.safetensors", "b.safetensors"}, {"a-00001-of-00001.safetensors"}},
         Folder{{"a-00001-of-00001.safetensors", "b-00001-of-00001.safetensors"},
                {"a-00001-of-00001.safetensors", "b-00001-of-00001.safetensors"}},
@@ -89,8 +89,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "consolidated-00002-of-00002.safetensors"}},
         Folder{{"consolidated.safetensors", "adapter_model.safetensors"}, {}, "name the one to load"},
         Folder{{"p.safetensors.index.json", "q.safetensors.index.json"}, {}, "name the one to load"},
-        Folder{{"pytorch_model.bin", "adapter_model.safetensors"}, {}, "it holds pytorch_model.bin"},
-        Folder{{"pytorch_model.bin.index.json", kFirst, kSecond}, {}, "transformers reads the former"},
+        Folder{{"pytorch_model.bin", "adapter_model.safetensors"}, {"adapter_model.safetensors"}},
+        Folder{{"pytorch_model.bin.index.json", kFirst, kSecond}, {kFirst, kSecond}},
         Folder{{"config.json"}, {}, "no .safetensors file in this folder"}));
 
 // ---- What was left out is said, and what an index says wrongly.
