@@ -164,8 +164,9 @@ absl::StatusOr<int> RunWait(const std::string& text, Context& context) {
   const Timeout timeout = context.TimeoutOr(kWaitTimeout);
   const auto begun = Clock::now();
   ProgressView view(context.io, context.globals.quiet);
+  absl::StatusOr<Found> last = absl::UnavailableError("");
   for (Timeout left = timeout;;) {
-    const auto found = Look(condition, left, context);
+    auto found = Look(condition, left, context);
     if (absl::IsCancelled(found.status())) return Interrupted(context);
     if (!found.ok() && !MayComeYet(found.status(), condition)) return found.status();
     if (found.ok() && found->done.has_value()) {
@@ -173,9 +174,11 @@ absl::StatusOr<int> RunWait(const std::string& text, Context& context) {
       CKPTD_RETURN_IF_ERROR(Print(*found->done, Clock::now() - begun, context));
       return kExitFine;
     }
+    // An attempt that the end has cut short says less than the answer before it.
+    if (found.ok() || !last.ok() || left >= kAttempt) last = std::move(found);
     left = std::chrono::ceil<Timeout>(begun + timeout - Clock::now()) - kPause;
-    if (left.count() <= 0) return NotInTime(condition, timeout, found);
-    view.Update(found.ok() ? found->state : "no daemon answers yet");
+    if (left.count() <= 0) return NotInTime(condition, timeout, last);
+    view.Update(last.ok() ? last->state : "no daemon answers yet");
     if (!Pauses(context.io.interrupt).Wait(kPause)) return Interrupted(context);
   }
 }

@@ -80,7 +80,7 @@ def one_rank_may_load_alone(bench):
     path = written(bench, state, METADATA)
     if bench.rank == 1:
         mine = Bare()
-        ours(bench, mine, path, device_map={"": "cpu"}, timeout=30)
+        ours(bench, mine, path, device_map={"": "cpu"}, timeout=60)
         assert all(torch.equal(tensor, state[name]) for name, tensor in mine.state_dict().items())
     dist.barrier()
 

@@ -1,4 +1,4 @@
-"""Cases in which one rank fails in load_into: the others hear of it in 10 seconds, and the next load works.
+"""Cases in which one rank fails in load_into: the others hear of it long before their deadline, and the next load works.
 
 Each case ends with a good load of the same file by all ranks.
 """
@@ -138,12 +138,12 @@ def a_rank_waits_for_a_shorter_time(bench):
         case.wait_for_file("gave up")
     if case.failing:
         case.wait_for(lambda: case.waits(0), "rank 0 to wait")
-    error = case.raised(timeout=3 if case.failing else 60)
+    error = case.raised(timeout=5 if case.failing else 60)
     if case.failing:
-        assert type(error) is ckptd.DeadlineExceeded and "after 3 s" in error.message
+        assert type(error) is ckptd.DeadlineExceeded and "after 5 s" in error.message
         case.say("gave up")
     else:
-        heard(error, ckptd.DeadlineExceeded, "DEADLINE", "not done after 3 s, still waiting for rank 2")
+        heard(error, ckptd.DeadlineExceeded, "DEADLINE", "not done after 5 s, still waiting for rank 2")
     case.ends_well()
 
 
@@ -208,7 +208,7 @@ def a_barrier_that_one_rank_does_not_reach_names_it(bench):
     if case.failing:
         case.wait_for_file("rank 0 gave up")
     else:
-        error = case.raised(timeout=3, barrier=True)
+        error = case.raised(timeout=5, barrier=True)
         assert type(error) is ckptd.DeadlineExceeded, repr(error)
         assert re.search("before ranks? .*1 had placed.*barrier=True", error.message), error.message
         case.say(f"rank {case.rank} gave up")

@@ -136,7 +136,7 @@ def a_vote_that_somebody_else_casts_is_no_vote(bench):
 def a_vote_of_a_process_group_before_takes_nobody_past_the_second_stage(bench):
     """Where all must have their values before one is put in place."""
     kept = []
-    with _agreement.agree(CALL, Deadline(20), own_daemon=_agreement.OwnDaemon(bench.address)) as group:
+    with _agreement.agree(CALL, Deadline(60), own_daemon=_agreement.OwnDaemon(bench.address)) as group:
         kept.append(group._challenge)
         group.vote(1)
         group.vote(2)
@@ -148,7 +148,7 @@ def a_vote_of_a_process_group_before_takes_nobody_past_the_second_stage(bench):
     dist.barrier()
     if bench.rank == 0:
         with fails(ckptd.Unauthenticated, "rank 1's vote"):
-            with _agreement.agree(CALL, Deadline(20), own_daemon=_agreement.OwnDaemon(bench.address)) as group:
+            with _agreement.agree(CALL, Deadline(60), own_daemon=_agreement.OwnDaemon(bench.address)) as group:
                 group.vote(1)
                 group.vote(2)
     dist.barrier()
@@ -223,7 +223,7 @@ def a_word_longer_than_a_store_takes_at_once_arrives_whole(bench):
         store = dist.TCPStore("127.0.0.1", port[0], 2, False, wait_for_workers=False)
     state = _agreement.StoreState(store, bench.rank)
     state.use_key(b"k" * 32)
-    group = _round.AgreementRound(state, _round.CollectiveCall("long", 1), Deadline(30), state.auth)
+    group = _round.AgreementRound(state, _round.CollectiveCall("long", 1), Deadline(60), state.auth)
     assert group.announcement(lambda: said) == said
     group.vote(1)
     group.forget_announcement()

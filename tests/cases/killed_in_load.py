@@ -34,7 +34,7 @@ def model():
 
 
 def wait_for(condition):
-    end = time.monotonic() + 60
+    end = time.monotonic() + 180
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -159,7 +159,7 @@ def a_rank_that_comes_again_alone(bench):
     own.load(models[0], path)
     dist.barrier()
     if own.rank == 1:
-        own.load(models[1], path, timeout=10)
+        own.load(models[1], path, timeout=60)
     own.assert_served()
 
 

@@ -13,7 +13,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-PATIENCE = 10.0  # seconds in which every rank must have a failure's reason
+# Seconds in which every rank of a busy machine has a failure's reason: half of what would end its call otherwise.
+PATIENCE = 30.0
 BROADCAST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 

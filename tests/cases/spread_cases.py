@@ -12,6 +12,7 @@ import ckptd.torch
 import torch
 import torch.distributed as dist
 from fsdp_cases import Net, assert_in_daemon_memory, copied, local, numbers
+from group import wait_until
 from process_state import open_links
 from spread_bench import (
     Bare,
@@ -83,7 +84,7 @@ def nothing_is_left_of_a_dict_in_memory(bench):
     assert not any("ckptd-state-dict" in link for link in open_links(os.getpid()))
     with ckptd.connect(bench.address) as client:
         # Handed over, not kept: nobody can ask for it again.
-        assert [c.state for c in client.list() if c.source.startswith("/proc/")][0] == "TAKEN"
+        wait_until(lambda: [c.state for c in client.list() if c.source.startswith("/proc/")][0] == "TAKEN", "it to be taken")
 
 
 def buffers_are_loaded_where_accelerate_fails(bench):
@@ -260,11 +261,11 @@ def a_rank_that_does_not_come_is_named(bench):
     last = bench.world - 1
     if bench.rank != last:
         with fails(ckptd.DeadlineExceeded, f"rank {last}", "same call"):
-            ours(bench, sharded(Bare), only_on_first(bench, numbers(Bare())), timeout=2)
+            ours(bench, sharded(Bare), only_on_first(bench, numbers(Bare())), timeout=5)
     dist.barrier()
     if bench.rank == last:  # it comes too late, and hears what the others were told
         with fails(ckptd.DeadlineExceeded, f"rank {last}"):
-            ours(bench, sharded(Bare), {}, timeout=2)
+            ours(bench, sharded(Bare), {}, timeout=5)
 
 
 def without_a_daemon_every_rank_is_told_how_to_start_one(bench):

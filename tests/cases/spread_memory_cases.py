@@ -100,7 +100,7 @@ def let_go(bench):
         for name, checkpoint in known(bench).items():
             if checkpoint.state == "ACTIVE":
                 request = _proto.message("UnloadCheckpointRequest")(name=name, force=True)
-                unload(request.SerializeToString(), timeout=10)
+                unload(request.SerializeToString(), timeout=60)
 
 
 @contextlib.contextmanager

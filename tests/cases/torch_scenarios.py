@@ -1,4 +1,4 @@
-"""What torch's own tests ask of set_model_state_dict, in our words.
+"""What torch's own tests ask of set_model_state_dict and, in torch_file_scenarios, of files; in our words.
 
 Torch ships the models and helpers of its tests, but not the tests. Scenarios know nothing of
 ckptd: each runs on every rank twice, with torch alone and under ckptd.torch.patch().
@@ -9,6 +9,7 @@ import functools
 
 import ckptd.torch
 import torch
+import torch_file_scenarios
 from spread_bench import fails
 from torch import nn
 from torch.distributed._composable import replicate
@@ -314,13 +315,21 @@ SCENARIOS = [
     a_model_on_meta_is_filled_on_every_rank,
     a_part_on_meta_goes_where_the_rest_is,
     a_model_and_its_optimizer_are_set_together,
+    *torch_file_scenarios.SCENARIOS,
 ]
 
 
-WAYS = {
-    "natively": lambda bench: contextlib.nullcontext(),
-    "with ckptd": lambda bench: ckptd.torch.patch(address=bench.address),
-}
+def natively(bench):
+    bench.files = torch_file_scenarios.ByTorch(bench)
+    return contextlib.nullcontext()
+
+
+def with_ckptd(bench):
+    bench.files = torch_file_scenarios.ByCkptd(bench)
+    return ckptd.torch.patch(address=bench.address)
+
+
+WAYS = {"natively": natively, "with ckptd": with_ckptd}
 
 
 def case_name(scenario, way):

@@ -1,5 +1,7 @@
 """Small models with random weights, the ways to load them, and what can be compared of one."""
 
+import importlib.util
+
 import torch
 import transformers
 from safetensors.torch import load_file
@@ -31,20 +33,23 @@ MAKERS = {"bert": "AutoModelForMaskedLM", "t5": "AutoModelForSeq2SeqLM"}
 class Case:
     """One way to load one model. options: of from_pretrained; parallel: one of parallel_options.
 
-    pickled: from files of torch.
+    pickled: from files of torch. adapted: from an adapter of PEFT, which names the model's folder.
     """
 
-    def __init__(self, name, model, parallel=None, maker=None, shards=None, pickled=False, **options):
+    def __init__(self, name, model, parallel=None, maker=None, shards=None, pickled=False, adapted=False, **options):
         self.name, self.model, self.parallel, self.shards, self.options = name, model, parallel, shards, options
-        self.maker, self.pickled = maker or MAKERS.get(model, "AutoModelForCausalLM"), pickled
+        self.maker, self.pickled, self.adapted = maker or MAKERS.get(model, "AutoModelForCausalLM"), pickled, adapted
 
     def path(self, folder):
-        return folder / f"{self.model}{'-' + self.shards if self.shards else ''}{'-bin' if self.pickled else ''}"
+        kinds = (self.shards, "bin" if self.pickled else None, "adapter" if self.adapted else None)
+        return folder / "-".join(filter(None, (self.model, *kinds)))
 
     def save(self, folder):
         """Writes the checkpoint, unless it is there; its folder."""
         path = self.path(folder)
-        if not path.exists():
+        if self.adapted and not path.exists():
+            save_adapter(path, Case("", self.model, pickled=self.pickled).save(folder), self.pickled)
+        elif not path.exists():
             torch.manual_seed(11)
             made = getattr(transformers, MAKERS.get(self.model, "AutoModelForCausalLM"))
             named = {"max_shard_size": self.shards} if self.shards else {}
@@ -62,6 +67,15 @@ class Case:
         torch.manual_seed(5)  # for what a checkpoint lacks
         maker = getattr(transformers, self.maker)
         return maker.from_pretrained(str(path), output_loading_info=True, **options)
+
+
+def save_adapter(path, base, pickled):
+    import peft
+
+    torch.manual_seed(12)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    how = peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    peft.get_peft_model(model, how).save_pretrained(path, safe_serialization=not pickled)
 
 
 def pickle_files(path, model):
@@ -146,6 +160,12 @@ PICKLED = [
     Case("tp qwen2, tied and pickled", "qwen2", "tp", pickled=True),
     Case("fsdp mixtral, pickled", "mixtral", "fsdp", pickled=True, dtype=BF16),
 ]
+if FIVE and importlib.util.find_spec("peft"):
+    PLAIN += [
+        Case("llama with an adapter", "llama", adapted=True),
+        # Of a folder, transformers takes the other file for granted.
+        Case("llama with a pickled adapter", "llama", adapted=True, pickled=True, use_safetensors=False),
+    ]
 CASES = {1: PLAIN, 2: TP + FSDP + STAGES + PICKLED, 4: FOUR} if FIVE else {1: PLAIN, 2: TP}
 
 
@@ -186,8 +206,11 @@ def behaviour_of(model, alone=False, steps=5):
     if alone:
         with torch.no_grad():
             found["out"] = _values(model(**named))
+    learning = [p for p in model.parameters() if p.requires_grad]
+    if not learning:  # an adapter is loaded to be used
+        return {"out": _values(model(**named))}
     # One by one: models that are sharded by tensors have parameters of two kinds.
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9, foreach=False)
+    optimizer = torch.optim.SGD(learning, lr=0.1, momentum=0.9, foreach=False)
     for step in range(steps):
         out = _of_stage(model, words) if alone else model(**named)
         loss = out[0].float().mean()

@@ -42,7 +42,7 @@ def loads_again(bench, group, source):
         assert client.ask(reader, "acquire")["tensors"] == 60
         client.ask(reader, "drop")
         reader.process.communicate(timeout=30)
-    wait_until(lambda: leases(group) == 0, "the leases to end", 10)
+    wait_until(lambda: leases(group) == 0, "the leases to end", 60)
     unload(group)
 
 
@@ -59,7 +59,7 @@ def while_attaching(bench):
         wait_until(lambda: victim.process.poll() is not None, f"the client to die {point}", 30)
         assert victim.process.returncode == -signal.SIGKILL, victim.process.returncode
         wait_until(
-            lambda: leases(group) == 0, f"the lease of a client that died {point} to end", 10
+            lambda: leases(group) == 0, f"the lease of a client that died {point} to end", 60
         )
     bench.comes_back(held)
     unload(group)
@@ -77,7 +77,7 @@ def after_attaching(bench):
         said = client.ask(victim, "acquire", mode=mode)
         assert said["tensors"] == 60 and (said["copied"] > 0) == (mode == "private"), said
         os.kill(victim.pid, signal.SIGKILL)
-        wait_until(lambda: leases(group) == 0, f"the lease of the {mode} client to end", 10)
+        wait_until(lambda: leases(group) == 0, f"the lease of the {mode} client to end", 60)
         unload(group)
         facts = bench.comes_back(before)
     loads_again(bench, group, source)

@@ -40,7 +40,7 @@ def legacy(bench):
     for reader in readers:
         ask(reader, "drop")
         reader.process.communicate(timeout=30)
-    wait_until(lambda: leases(group) == 0, "the leases to end", 10)
+    wait_until(lambda: leases(group) == 0, "the leases to end", 60)
     unload(group)
     return bench.comes_back(before)
 
@@ -62,7 +62,7 @@ def at_rest(bench):
         ask(reader, "acquire")
         assert ask(reader, "digest") == sums
         reader.process.kill()
-        wait_until(lambda: leases(group) == 0, "the lease to end", 10)
+        wait_until(lambda: leases(group) == 0, "the lease to end", 60)
         unload(group)
     bench.figure("daemon's own memory on the GPU, at rest (--idle release)", own / 1e6, "MB")
     return facts

@@ -48,7 +48,8 @@ def exclusive(bench):
     assert (said["mode"], said["copied"], said["copied_bytes"]) == ("exclusive", {}, 0), said
     assert said["device"] == bench.uuid, said
     assert ask(program, "inside")["outside"] == 0
-    assert [c["state"] for c in group.json("list")["checkpoints"]] == ["STATE_TAKEN"]
+    # The daemon notes it once it has handed the memory over.
+    wait_until(lambda: [c["state"] for c in group.json("list")["checkpoints"]] == ["STATE_TAKEN"], "the shard to be taken", 20)
     assert int(group.info()["memory"]["used_bytes"]) == 0
     fine(ask(program, "compare"))
     bench.trained = ask(program, "train", steps=10 if bench.fake else 100)
@@ -80,7 +81,7 @@ def private(bench):
     assert said["copied_bytes"] > 0 and not said["resident"], said
     fine(ask(program, "train", steps=2))
     os.kill(program.pid, signal.SIGKILL)
-    wait_until(lambda: leases(group) == 0, "the lease of a trainer that was killed to end", 10)
+    wait_until(lambda: leases(group) == 0, "the lease of a trainer that was killed to end", 60)
     assert not group.json("verify", group.json("list")["checkpoints"][0]["name"]).get("mismatched")
     ((again, second),) = trainers(bench, group, "private")
     assert second["resident"], second
@@ -100,7 +101,7 @@ def shared(bench):
     unload(group)  # forced: the readers keep what they have mapped
     fine(ask(one, "forward"))
     ends(one, two)
-    wait_until(lambda: leases(group) == 0, "the leases to end", 10)
+    wait_until(lambda: leases(group) == 0, "the leases to end", 60)
     return bench.comes_back(before)
 
 
@@ -134,7 +135,7 @@ def host_tier(bench):
         ask(one, "acquire", mode="exclusive")
         sums.append(ask(one, "digest"))
         os.kill(one.pid, signal.SIGKILL)
-        wait_until(lambda: leases(group) == 0, "its lease to end", 10)
+        wait_until(lambda: leases(group) == 0, "its lease to end", 60)
         progress = group.json("get", said["name"])["progress"]
     assert sums[0] == sums[1]
     assert int(progress["restored_bytes"]) >= size * 0.99, progress

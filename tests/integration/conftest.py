@@ -241,9 +241,10 @@ def scene_on(tier, folder):
     from noise import Scene
     path = sparse(folder / "m.safetensors", 1 << 20)
     environment = {**key_for(()), **tier.environment}
-    with Group(folder, 2, *tier.options, environment=environment) as group:
+    with Group(folder, 2, *tier.options, environment=environment) as group, \
+            Group(folder, 1, *tier.options, job="beside", environment=environment) as beside:
         with ckptd.connect(group.address(0)) as client:
-            yield Scene(group, client, path)
+            yield Scene(group, client, path, beside)
         assert group.ready()
     tier.assert_clean()
 

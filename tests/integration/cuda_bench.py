@@ -105,4 +105,4 @@ class Bench:
         for rank in range(self.group.ranks):
             for checkpoint in self.group.json("list", rank=rank)["checkpoints"]:
                 if checkpoint["state"] == "STATE_ACTIVE":
-                    self.group.json("unload", checkpoint["name"], rank=rank)
+                    self.group.unload(checkpoint["name"], rank)

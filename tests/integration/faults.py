@@ -14,7 +14,7 @@ import threading
 import time
 
 import ckptd
-from group import clean_environment, wait_until
+from group import PATIENCE, SOON, clean_environment, wait_until
 from process_state import open_links
 from program import Program  # noqa: F401  tests take it from here
 
@@ -43,20 +43,30 @@ def sparse(path, bytes_of_hole=0, small=0):
 
 
 class Loading(threading.Thread):
-    """One rank's client that loads: `result` is the Checkpoint, or the ckptd.Error it got."""
+    """One rank's client that loads: `result` is the Checkpoint, or the ckptd.Error it got.
 
-    def __init__(self, group, rank, path, layout, timeout=60, **options):
-        """options: further ones of Client.load."""
+    accepted: whether it waits for a load that the group knows.
+    """
+
+    def __init__(self, group, rank, path, layout, timeout=60, together=None, **options):
+        """together: a Barrier of clients that ask at the same time. options: further ones of Client.load."""
         super().__init__(daemon=True)
         self.group, self.rank, self.path, self.layout = group, rank, path, layout
-        self.options = {"timeout": timeout, **options}
+        self.options, self.together = {"timeout": timeout, **options}, together
         self.result = self.ended = None
+        self.accepted = False
         self.start()
 
     def run(self):
+        def hear(_):
+            self.accepted = True
+
         try:
             with ckptd.connect(self.group.address(self.rank)) as client:
-                self.result = client.load(self.path, layout=self.layout, **self.options)
+                if self.together:
+                    with contextlib.suppress(threading.BrokenBarrierError):  # one has no daemon
+                        self.together.wait(SOON)
+                self.result = client.load(self.path, layout=self.layout, progress=hear, **self.options)
         except ckptd.Error as error:
             self.result = error
         self.ended = time.monotonic()
@@ -68,7 +78,19 @@ class Loading(threading.Thread):
 
 
 def load_everywhere(group, path):
-    return [Loading(group, rank, path, f"fsdp:{group.ranks}") for rank in range(group.ranks)]
+    together = threading.Barrier(group.ranks)
+    return [Loading(group, rank, path, f"fsdp:{group.ranks}", together=together) for rank in range(group.ranks)]
+
+
+def wait_gathered(group, path, loads):
+    """Until all of these have stated their tensors, and the load waits for the other ranks alone."""
+    others = tuple(sorted(set(range(group.ranks)) - {one.rank for one in loads}))
+    with ckptd.connect(group.address(0)) as client:
+        wait_until(
+            lambda: all(one.accepted for one in loads)
+            and [one.progress.waiting_ranks for one in client.list() if one.source == path] == [others],
+            "the load to gather",
+        )
 
 
 def statement(rank, ranks):
@@ -113,7 +135,7 @@ def unload_everywhere(group):
     for rank in range(group.ranks):
         for checkpoint in group.json("list", rank=rank)["checkpoints"]:
             if checkpoint["state"] in ("STATE_ACTIVE", "STATE_TAKEN"):
-                group.json("unload", checkpoint["name"], rank=rank)
+                group.unload(checkpoint["name"], rank)
 
 
 def anonymous_bytes(pid):
@@ -165,7 +187,7 @@ def footprints(group, path):
     """Those of all ranks of a healthy group that has loaded once, as it has at the end."""
     assert_loads(group, path)
     assert_nothing_is_left(group)
-    return [footprint(info) for info in group.ready()]
+    return [footprint(info) for info in group.wait_ready()]
 
 
 def assert_no_more_than(before, group, measure=footprint):
@@ -175,7 +197,7 @@ def assert_no_more_than(before, group, measure=footprint):
         spare = {"threads": SPARE_THREADS}
         return {
             f"{key} of rank {rank}": (was[key], now[key])
-            for rank, (was, now) in enumerate(zip(before, map(measure, group.ready())))
+            for rank, (was, now) in enumerate(zip(before, map(measure, group.wait_ready())))
             for key in was
             if now[key] > was[key] + spare.get(key, 0)
         }
@@ -214,14 +236,11 @@ def assert_nothing_is_left(group):
 
     unload_everywhere(group)
     for rank in range(group.ranks):
-        wait_until(
-            lambda: not group.json("leases", rank=rank)["leases"],
-            f"the leases of rank {rank} to end",
-            10,
-        )
-    wait_until(
-        clean, f"all memory to be given back: {[info['memory'] for info in group.ready()]}", 10
-    )
+        wait_until(lambda: not group.json("leases", rank=rank)["leases"], f"the leases of rank {rank} to end")
+    try:
+        wait_until(clean, "all memory to be given back")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {[info['memory'] for info in group.wait_ready()]}") from None
     assert sockets(group) == expected_sockets(group.ranks)
     if group.process.poll() is None:
         assert sorted(children(group.process.pid)) == sorted(
@@ -260,7 +279,7 @@ def ticket(client, checkpoint, mode="shared", kinds=()):
     request = _proto.message("AcquireShardRequest")(
         name=checkpoint.name, mode=_types.MODES[mode], accepted_kinds=kinds
     )
-    return client._connection.call("AcquireShard", request, "acquiring", _rpc.Deadline(10))
+    return client._connection.call("AcquireShard", request, "acquiring", _rpc.Deadline(PATIENCE))
 
 
 def reply_header(stream):

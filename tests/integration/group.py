@@ -172,6 +172,14 @@ class Group:
         return json.loads(answer.stderr.strip().splitlines()[-1] if answer.stderr.count("\n") == 1
                           else answer.stderr)["error"]
 
+    def unload(self, name, rank=0):
+        """Once nobody leases it: what a client has closed, its daemon hears a moment later."""
+        def unloaded():
+            answer = self.ctl("unload", name, rank=rank)
+            assert answer.returncode == 0 or '"LEASED"' in answer.stderr, answer.stderr
+            return answer.returncode == 0
+        wait_until(unloaded, f"{name} to be unloaded at rank {rank}")
+
     def info(self, rank=0):
         answer = self.ctl("info", rank=rank)
         return parsed(answer.stdout) if answer.returncode == 0 else None

@@ -17,6 +17,7 @@ from faults import (
     stand_still,
     statement,
     unload_everywhere,
+    wait_gathered,
 )
 from group import wait_until
 
@@ -89,8 +90,7 @@ class Hold:
             Loading(self.group, rank, path, statement(rank, self.group.ranks), self.timeout)
             for rank in range(last)
         ]
-        with ckptd.connect(self.group.address(last - 1)) as client:
-            wait_until(lambda: stage_of(client, self.path) == "GATHERING", "the load to gather")
+        wait_gathered(self.group, path, self.loads)
         self.stop(0)
 
     def _queue(self):
@@ -103,21 +103,30 @@ class Hold:
             self.loads = [Loading(self.group, 0, first, f"fsdp:{self.group.ranks}")]
             with ckptd.connect(self.group.address(0)) as client:
                 self._see(client, first, "ALLOCATING")
-                self.loads += load_everywhere(self.group, self.path)
-                if self._see(client, self.path, "QUEUED"):
+                waiting = load_everywhere(self.group, self.path)
+                self.loads += waiting
+                if self._see(client, self.path, "QUEUED", waiting[:last]):
                     return self.stop(0)
             self.go_on()
             self._forget()
         raise AssertionError("no load was seen QUEUED")
 
-    def _see(self, client, path, stage):
-        """Waits for that stage; whether it was seen before the load had ended."""
-        ends = (stage, "ACTIVE", "FAILED")
-        now = wait_until(
-            lambda: (lambda now: now in ends and now)(stage_of(client, path)),
-            f"the load to be {stage}",
-        )
-        return now == stage
+    def _see(self, client, path, stage, loads=()):
+        """Waits until `loads` wait for it in that stage; whether that was before a load had ended.
+
+        One that sees half of the bytes transferred has come late: all may be before it acts.
+        """
+
+        def now():
+            over = "over" if any(each.ended for each in self.loads) else None
+            one = next((one for one in client.list() if one.source == path), None)
+            if one is None or one.state != "LOADING":
+                return "over" if one else over
+            at = one.progress
+            early = stage != "TRANSFERRING" or 2 * at.bytes_done < at.bytes_total
+            return stage if at.stage == stage and early and all(each.accepted for each in loads) else over
+
+        return wait_until(now, f"the load to be {stage}") == stage
 
     def _forget(self):
         """Ends what was not seen in time."""
@@ -131,7 +140,7 @@ class Hold:
             for attempt in range(100):  # some loads are over before they are seen
                 self.path = self._file(stage, attempt)
                 self.loads = self.begin(self.group, self.path)
-                if self._see(client, self.path, stage):
+                if self._see(client, self.path, stage, self.loads):
                     return self.stop(0)
                 self._forget()
         raise AssertionError(f"no load was seen {stage}")

@@ -106,7 +106,7 @@ class SpreadGroup(Group):
                 process.send_signal(signal.SIGTERM)
         for process in self.processes:
             try:
-                process.wait(timeout=20)
+                process.wait(timeout=PATIENCE)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -146,16 +146,17 @@ def total(tensors):
 
 
 def load_in_background(group, path, layout, rank=0, timeout=60):
-    """(thread, answers): answers gets the exception, or the checkpoint."""
-    answers = []
+    """(thread, answers): answers gets the exception, or the checkpoint. thread.accepted: once the group knows the load."""
+    answers, accepted = [], threading.Event()
 
     def run():
         try:
             with ckptd.connect(group.address(rank)) as client:
-                answers.append(client.load(path, layout=layout, timeout=timeout))
+                answers.append(client.load(path, layout=layout, timeout=timeout, progress=lambda _: accepted.set()))
         except ckptd.Error as error:
             answers.append(error)
     thread = threading.Thread(target=run)
+    thread.accepted = accepted
     thread.start()
     return thread, answers
 
@@ -165,8 +166,11 @@ def progress_of(group, rank=0):
     return listed[0]["progress"] if listed else None
 
 
-def wait_for_bytes(group, seconds=20):
-    wait_until(lambda: int((progress_of(group) or {}).get("bytes_done", 0)) > 0, "the first bytes to move", seconds)
+def wait_for_bytes(group, waiting=()):
+    """Until bytes move of a load that all of these wait for."""
+    for thread, _ in waiting:
+        assert thread.accepted.wait(PATIENCE), "a client that waits for the load"
+    wait_until(lambda: int((progress_of(group) or {}).get("bytes_done", 0)) > 0, "the first bytes to move")
 
 
 def transfer_seconds(group, name):

@@ -13,7 +13,7 @@ import tarfile
 from group import BINARIES, ROOT, sanitized
 
 TOOLS = ("buildah", "crun", "unshare", "nsenter")
-SECONDS = 240  # for both, on a machine that does much else
+SECONDS = 900  # for both, on a machine that does much else
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,8 @@ NCCL = ("--comm", "nccl")
 HEARTBEATS = ("--heartbeat-interval", "0.25", "--heartbeat-timeout", "3")
 # Longest that anybody may wait once something has died.
 LIMIT = 30
+# A link on which a load of sample() takes so many seconds that none is over before a test has done something.
+SLOW = 500_000  # bytes a second
 
 
 # A client that loads, and keeps its shard until it is told to end.

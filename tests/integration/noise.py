@@ -10,7 +10,7 @@ import urllib.parse
 
 import ckptd
 from faults import MARK, content, reply_header
-from group import SOON
+from group import PATIENCE, SOON
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
@@ -81,7 +81,7 @@ def peer_address(group, rank=0):
 
 def knock(door):
     stream = socket.socket(socket.AF_UNIX if isinstance(door, str) else socket.AF_INET)
-    stream.settimeout(10)
+    stream.settimeout(PATIENCE)
     stream.connect(door)
     return stream
 
@@ -100,8 +100,8 @@ def callers(door, count, speech=b""):
 
 def seconds_until_closed(door, speech, period, patience):
     """How long the daemon listens to somebody who sends a byte of `speech` per period."""
+    began, said = time.monotonic(), 0
     with knock(door) as stream:
-        began, said = time.monotonic(), 0
         stream.settimeout(period)
         while time.monotonic() - began < patience:
             try:
@@ -148,27 +148,35 @@ def show(token, path):
 
 
 class Scene:
-    """A group of two, one checkpoint in it, and a well-behaved client of rank 0."""
+    """A group of two, one checkpoint in it, and a well-behaved client of rank 0.
 
-    def __init__(self, group, client, path):
-        self.group, self.client, self.path = group, client, path
+    beside: a group of one, whose daemon no test has called.
+    """
+
+    def __init__(self, group, client, path, beside):
+        self.group, self.client, self.path, self.beside = group, client, path, beside
         self.checkpoint = client.load(path, layout="replicate:2")
         self.pids = [group.pid(rank) for rank in range(2)]
         self.usual = statistics.median(self.attach() for _ in range(20))
 
-    def attach(self):
+    def attach(self, group=None):
         """Seconds that a new client needs to connect, find its checkpoint, and map it."""
-        began = time.monotonic()
-        with ckptd.connect(self.group.address(0)) as client:
-            found = client.load(self.path, layout="replicate:2")
+        group, began = group or self.group, time.monotonic()
+        with ckptd.connect(group.address(0)) as client:
+            found = client.load(self.path, layout=f"replicate:{group.ranks}")
             with client.acquire(found) as shard:
                 assert content(shard.tensors["mark"]) == MARK
         return time.monotonic() - began
 
     def assert_usual(self):
-        """Attaching takes its usual time, and both daemons live on. A machine is busy for a while;
-        what callers do to a daemon lasts as long as they are there."""
-        limit, deadline = 4 * self.usual + 0.05, time.monotonic() + SOON
-        while (typical := statistics.median(self.attach() for _ in range(5))) > limit:
-            assert time.monotonic() < deadline, (typical, self.usual)
+        """Attaching takes its usual time, or as long as it does now beside a daemon that nobody calls, and both
+        daemons live on. A machine is busy for a while; what callers do to a daemon lasts as long as they are there."""
+
+        def typical(group):
+            return statistics.median(self.attach(group) for _ in range(5))
+
+        usual, deadline = self.usual, time.monotonic() + SOON
+        while (now := typical(self.group)) > 4 * usual + 0.05:
+            usual = max(self.usual, typical(self.beside))
+            assert time.monotonic() < deadline, (now, usual, self.usual)
         assert [self.group.pid(rank) for rank in range(2)] == self.pids

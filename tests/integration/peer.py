@@ -10,7 +10,7 @@ from concurrent import futures
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from group import KEY
+from group import KEY, PATIENCE
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "testing"))
 from certificates import Authority  # noqa: E402
@@ -76,7 +76,7 @@ def add_port(server):
     )
 
 
-def call(address, method, request, timeout=10, key=KEY):
+def call(address, method, request, timeout=PATIENCE, key=KEY):
     """(code, sentence) of a call."""
     with connect(address, key) as channel:
         try:
@@ -153,14 +153,14 @@ class FakeMember:
         self.identity.address = f"127.0.0.1:{port}"
         self.channel = connect(self.leader)
         reply = self.channel.unary_unary(f"/{SERVICE}/Join")(
-            self.identity.SerializeToString(), timeout=10
+            self.identity.SerializeToString(), timeout=PATIENCE
         )
         self.joined = parse("JoinResponse", reply)
         return self
 
     def beat(self):
         request = message("HeartbeatRequest", rank=1, incarnation=self.identity.incarnation)
-        self.channel.unary_unary(f"/{SERVICE}/Heartbeat")(request.SerializeToString(), timeout=10)
+        self.channel.unary_unary(f"/{SERVICE}/Heartbeat")(request.SerializeToString(), timeout=PATIENCE)
 
     def __exit__(self, *_):
         self.channel.close()

@@ -15,6 +15,7 @@ ONLY_IN_A_CLUSTER = {
     "security": {"fsGroupChangePolicy"},
     "container": {"imagePullPolicy", "ports", "resources"},
     "claim": {"readOnly"},  # the mounts say it, too
+    "probe": {"timeoutSeconds"},  # on nodes that do little else
 }
 INDEX = "batch.kubernetes.io/job-completion-index"
 UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
@@ -109,10 +110,9 @@ def _mount(said):
 def _probe(said):
     if said is None:
         return None
-    _know("probe", said, "failureThreshold", "grpc", "initialDelaySeconds", "periodSeconds", "timeoutSeconds")
+    _know("probe", said, "failureThreshold", "grpc", "initialDelaySeconds", "periodSeconds")
     return Probe(grpc=(said["grpc"]["port"], said["grpc"]["service"]), period_seconds=said.get("periodSeconds", 10),
-                 failure_threshold=said.get("failureThreshold", 3), initial_delay_seconds=said.get("initialDelaySeconds", 0),
-                 timeout_seconds=said.get("timeoutSeconds", 1))
+                 failure_threshold=said.get("failureThreshold", 3), initial_delay_seconds=said.get("initialDelaySeconds", 0))
 
 
 def _hook(said):

@@ -7,7 +7,7 @@ have ended for good. Each container has its own mount, PID, IPC and UTS namespac
 and no way to new privileges. Nothing of a pod is left when the process that made it ends.
 
 It is not a node in these points. Restarts come at once, where kubelet waits longer each time. Resources are not limited.
-Names come from /etc/hosts, where a cluster has DNS. `time_scale` shortens the periods of probes, not their timeouts.
+Names come from /etc/hosts, where a cluster has DNS. `time_scale` shortens the periods of probes. Answers to them may take long.
 """
 
 import dataclasses
@@ -132,8 +132,9 @@ class Pod:
         self.groups = [*supplemental_groups, *([fs_group] if fs_group else [])]
         self.grace, self.network, self.time_scale = termination_grace_period_seconds, network, time_scale
         self.events = []  # (container, what) as they came: "started", what probes say, "preStop CODE", "ended CODE"
-        self.runs, self._keepers, self._stopping, self._lock = {}, [], set(), threading.RLock()
+        self.runs, self._keepers, self._stopping, self._lock = {}, {}, set(), threading.RLock()
         self._done, self._stopped, self._stop_lock, self._prober = set(), False, threading.Lock(), None
+        self._deaf, self._hearing = False, threading.Lock()
 
     def __enter__(self):
         self._sandbox = self._make_sandbox()
@@ -206,12 +207,12 @@ class Pod:
     def wait_event(self, name, what, count=1):
         self.wait_until(lambda: self.events.count((name, what)) >= count, f"{name} to have {what} {count} times")
 
-    def wait_until(self, condition, what):
-        return self._wait_for(condition, what, lambda: "".join(map(self.log, self.runs)))
+    def wait_until(self, condition, what, seconds=PATIENCE):
+        return self._wait_for(condition, what, lambda: "".join(map(self.log, self.runs)), seconds)
 
-    def _wait_for(self, condition, what, why):
+    def _wait_for(self, condition, what, why, seconds=PATIENCE):
         try:
-            return wait_until(condition, what)
+            return wait_until(condition, what, seconds)
         except AssertionError as error:
             raise AssertionError(f"{error}, not {self.events}\n{why()}") from None
 
@@ -232,7 +233,7 @@ class Pod:
             self._stopping |= set(self.runs)
         for name in self.runs:
             self.kill(name)
-        self._join_keepers()
+        self._join_keepers(self.runs)
         self._stopping.clear()
         self._done.clear()
         self._start_all()
@@ -244,6 +245,8 @@ class Pod:
     # --- what a node does ------------------------------------------------------
 
     def _stop(self, deadline):
+        with self._hearing:
+            self._deaf = True
         hooks = {name: self._begin_hook(name) for name in self.runs}
         groups = [self.containers, *([one] for one in reversed(self.init_containers))]
         for names in ([one.name for one in group if one.name in self.runs] for group in groups):
@@ -254,7 +257,7 @@ class Pod:
                 self._terminate(name)
             for name in names:
                 self._await_end(name, deadline)
-        self._join_keepers()
+            self._join_keepers(names)
 
     def _begin_hook(self, name):
         hook = threading.Thread(target=self._call_hook, args=(name,), daemon=True)
@@ -281,10 +284,10 @@ class Pod:
             self._wait_for(lambda: run.process.poll() is not None, f"{run.identity} to end",
                            lambda: self._run("ps", "-ef").stdout)
 
-    def _join_keepers(self):
-        for keeper in self._keepers:
+    def _join_keepers(self, names):
+        """Once they have said how these containers ended."""
+        for keeper in filter(None, map(self._keepers.get, names)):
             keeper.join(PATIENCE)
-        self._keepers.clear()
 
     def _make_sandbox(self):
         """The namespaces of the pod, which end with a process that ends with this one.
@@ -358,12 +361,13 @@ class Pod:
             self.wait_until(lambda: self.runs[name].started, f"{name} to start up")
         else:
             code = self.runs[name].process.wait(PATIENCE)
+            self._join_keepers([name])
             assert code == 0, f"{name} ended with {code}:\n{self.log(name)}"
 
     def _start(self, container, policy):
         self._spawn(container)
         keeper = threading.Thread(target=self._keep, args=(container, policy), daemon=True)
-        self._keepers.append(keeper)
+        self._keepers[container.name] = keeper
         keeper.start()
 
     def _keep(self, container, policy):
@@ -389,9 +393,10 @@ class Pod:
 
     def _hear(self, container, what):
         """From its probes, which nobody hears any more once the pod stops."""
-        if container.name in self._stopping:
-            return
-        self.events.append((container.name, what))
+        with self._hearing:
+            if self._deaf or container.name in self._stopping:
+                return
+            self.events.append((container.name, what))
         if what in ("startup failed", "unhealthy"):
             self._call_hook(container.name)
             self._terminate(container.name)

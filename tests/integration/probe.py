@@ -1,7 +1,5 @@
 """grpc.health.v1 as kubelet's probes speak it: in plain text, by the name of a service."""
 
-import socket
-
 import grpc
 
 STATUSES = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
@@ -20,7 +18,7 @@ def status_in(response):
     return STATUSES[value]
 
 
-def check(address, service="", timeout=20):
+def check(address, service="", timeout=60):
     """The status, or the code of the error: "NOT_FOUND", and "UNAVAILABLE" where nobody listens."""
     try:
         with grpc.insecure_channel(address) as channel:
@@ -33,9 +31,3 @@ def watch(channel, service):
     """Yields the status at each change."""
     for response in channel.unary_stream("/grpc.health.v1.Health/Watch")(request(service), timeout=60):
         yield status_in(response)
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]

@@ -35,14 +35,15 @@ class Probe:
 
     command: tuple = ()
     period_seconds: float = 1
-    failure_threshold: int = 60
+    failure_threshold: int = 600  # no busy machine fails so often in a row
     grpc: tuple = ()  # (port, service), in place of a command
     initial_delay_seconds: float = 0
-    timeout_seconds: float = 5
 
 
 class GrpcProber:
-    """A process in a pod's network that asks for health there, as kubelet does from the node."""
+    """A process in a pod's network that asks for health there, as kubelet does from the node.
+
+    It waits PATIENCE for an answer: the timeouts of manifests are for machines that do nothing else."""
 
     def __init__(self, process):
         """process: one in the network."""
@@ -53,7 +54,7 @@ class GrpcProber:
     def passes(self, host, probe):
         port, service = probe.grpc
         with self._lock:
-            self._program.stdin.write(f"{host}:{port} {probe.timeout_seconds} {service}\n")
+            self._program.stdin.write(f"{host}:{port} {PATIENCE} {service}\n")
             self._program.stdin.flush()
             return self._program.stdout.readline().strip() == "SERVING"
 
@@ -96,8 +97,8 @@ class Watch:
     def _start_up(self):
         for passed in self._results(self._startup):
             if passed:
-                self.started = True
                 self._tell("passed")
+                self.started = True  # once it is told: the next container may start
                 self._begin()
             else:
                 self._tell("startup failed")
@@ -109,8 +110,8 @@ class Watch:
 
     def _change_readiness(self, ready):
         if ready != self.ready:
-            self.ready = ready
             self._tell("ready" if ready else "unready")
+            self.ready = ready
 
     def _change_liveness(self, alive):
         if not alive:

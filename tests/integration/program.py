@@ -36,7 +36,7 @@ class Program:
         assert line, f"the program ended with {self.process.wait()}"
         return line.strip()
 
-    def finish(self, seconds=10):
+    def finish(self, seconds=60):
         """Its exit status, once it has read all that it was told."""
         stdin, self.process.stdin = self.process.stdin, None
         stdin.close()

@@ -16,7 +16,7 @@ CASES = HERE.parent / "cases"
 PATHS = (HERE.parents[1] / "client/python/src", CASES, HERE.parent / "testing", HERE.parent / "python", HERE)
 
 
-def run_ranks(group, folder, world, program, arguments=(), environment=None, patience=240, modules=warm.TORCH):
+def run_ranks(group, folder, world, program, arguments=(), environment=None, patience=900, modules=warm.TORCH):
     """Runs a program as each rank of a job: its folder, rank, world and `arguments` are told to it.
 
     It begins with `modules` imported. What each said on stderr is in folder/stderr-{rank}. Who
@@ -57,7 +57,7 @@ def found_by_case(folder, world):
     return result
 
 
-def run_workers(folder, group, world, cases=(), module="fsdp_cases", patience=240):
+def run_workers(folder, group, world, cases=(), module="fsdp_cases", patience=900):
     """Runs `cases` of a module, or all for that size, on every rank."""
     run_ranks(group, folder, world, CASES / "fsdp_worker.py", cases,
               {"CKPTD_TEST_CASES": module}, patience)

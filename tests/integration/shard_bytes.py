@@ -67,7 +67,7 @@ def wrong_tensors(bench, source, checkpoint, layout, dtype=""):
     program = warm.spawn(["-c", "import sys, shard_bytes; shard_bytes.main(*sys.argv[1:])", addresses, source,
                           checkpoint, layout, dtype], environment, stdout=warm.PIPE, stderr=warm.PIPE)
     try:
-        printed, errors = program.communicate(60)
+        printed, errors = program.communicate(600)
     finally:
         program.kill()
     assert program.returncode == 0, errors

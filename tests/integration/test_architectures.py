@@ -28,7 +28,7 @@ def outcome(tmp_path_factory):
     """case -> {rank: None or what differs}."""
     folder = tmp_path_factory.mktemp("w")
     with Group(tmp_path_factory.mktemp("m"), 2) as group:
-        run_ranks(group, folder, 2, HERE.parent / "cases/architectures_worker.py", KINDS, {"HF_HUB_OFFLINE": "1"}, 600, warm.TRANSFORMERS)
+        run_ranks(group, folder, 2, HERE.parent / "cases/architectures_worker.py", KINDS, {"HF_HUB_OFFLINE": "1"}, 1800, warm.TRANSFORMERS)
         log = group.log()
     return {**found_by_case(folder, 2), "log": log, "stderr": said(folder, 2)}
 

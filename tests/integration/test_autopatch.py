@@ -76,7 +76,7 @@ def path(tmp_path_factory):
 
 def train(installed, path, program=TRAINER, **environment):
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(installed), "HF_HUB_OFFLINE": "1", **environment}
-    return subprocess.run([sys.executable, "-c", program, path], env=env, capture_output=True, text=True, timeout=240)
+    return subprocess.run([sys.executable, "-c", program, path], env=env, capture_output=True, text=True, timeout=600)
 
 
 def test_an_unchanged_program_loads_from_the_daemon(start, installed, path):

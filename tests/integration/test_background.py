@@ -5,6 +5,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 
 import ckptd
 import pytest
@@ -43,6 +44,24 @@ class Host:
     def client(self, job, rank=0):
         return ckptd.connect(self.folder / job / f"rank-{rank}.sock")
 
+    @contextlib.contextmanager
+    def in_use(self, job):
+        """Touches the lock file of a daemon of that job, as the daemon does while a client has a lease."""
+        ended = threading.Event()
+
+        def touch():
+            while not ended.wait(0.1):
+                with contextlib.suppress(FileNotFoundError):
+                    os.utime(self.folder / job / "rank-0.lock")
+
+        thread = threading.Thread(target=touch)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
 
 @pytest.fixture
 def host(tmp_path):
@@ -78,12 +97,14 @@ def test_launch_says_why_daemons_could_not_be_started(host):
 
 def test_they_end_when_nobody_has_used_them_for_a_while_and_not_while_somebody_does(host, tmp_path):
     path = sparse(tmp_path / "m.safetensors", 1 << 20)
-    assert host.launch("used", "--linger", "1s")[0] == 0
     with contextlib.ExitStack() as stack:
-        client = stack.enter_context(host.client("used"))
-        stack.enter_context(client.acquire(client.load(path, layout="replicate:1")))
-        # As long as it takes another job to end, twice.
-        for idle in ("first", "second"):
+        with host.in_use("used"):
+            # Longer than a busy machine keeps its daemon from saying that it is used.
+            assert host.launch("used", "--linger", "2s")[0] == 0
+            client = stack.enter_context(host.client("used"))
+            stack.enter_context(client.acquire(client.load(path, layout="replicate:1")))
+        # As long as it takes others to end after a second, one after the other.
+        for idle in ("first", "second", "third"):
             assert host.launch(idle, "--linger", "1s")[0] == 0
             wait_until(lambda: not host.runs(idle), f"the idle daemon of {idle} to end")
             assert "nobody has used the daemons for 1 s" in (host.folder / idle / "node-0.log").read_text()

@@ -1,4 +1,4 @@
-"""One rank whose daemon is not there, or that raises: what the others make of it, in 10 seconds."""
+"""One rank whose daemon is not there, or that raises: what the others make of it, long before their deadline."""
 
 import os
 import signal
@@ -12,6 +12,7 @@ import bad_rank_cases  # noqa: E402
 import ckptd  # noqa: E402
 import out_of_step_cases  # noqa: E402
 from group import SOON, wait_until  # noqa: E402
+from holds import HEARTBEATS  # noqa: E402
 from ranks import assert_passed, outcome_of  # noqa: E402
 from transformers_cases import Case, difference, facts_of  # noqa: E402
 
@@ -41,7 +42,7 @@ def test_ranks_that_are_out_of_step_hear_why_and_are_in_step_again(case, out_of_
 def test_a_model_that_is_not_distributed_goes_natively_past_a_daemon_that_stands_still(start, tmp_path, monkeypatch, caplog):
     """Its rank loads for itself, but every load needs every daemon of the group."""
     case = Case("llama", "llama")
-    group, path = start(WORLD, "--heartbeat-interval", "0.25", "--heartbeat-timeout", "1"), case.save(tmp_path)
+    group, path = start(WORLD, *HEARTBEATS), case.save(tmp_path)
     native, _ = case.load(path, 1)
     monkeypatch.setenv("WORLD_SIZE", str(WORLD))
     monkeypatch.setenv("RANK", "0")

@@ -9,10 +9,10 @@ from faults import (
     assert_loads,
     assert_nothing_is_left,
     sparse,
-    stage_of,
     statement,
+    wait_gathered,
 )
-from group import wait_until
+from group import PATIENCE, SOON, wait_until
 from holds import Hold
 
 
@@ -23,7 +23,7 @@ def name_of(group, path, rank):
 
 def assert_cancelled(loads, rank):
     for loading in loads:
-        error = loading.outcome(10)
+        error = loading.outcome(SOON)
         assert isinstance(error, ckptd.Aborted), error
         assert (error.reason, error.facts["rank"]) == ("LOAD_CANCELLED", str(rank)), error
         assert f"unloaded at rank {rank} while it was loading" in error.message
@@ -33,9 +33,7 @@ def assert_cancelled(loads, rank):
 def test_a_load_that_waits_for_a_trainer_is_cancelled_for_all_who_wait_with_it(start, tmp_path, rank):
     group, path = start(3), sparse(tmp_path / "m.safetensors")
     loads = [Loading(group, r, path, statement(r, 3)) for r in range(2)]
-    for loading in loads:
-        with ckptd.connect(group.address(loading.rank)) as client:
-            wait_until(lambda: stage_of(client, path) == "GATHERING", "the load to gather")
+    wait_gathered(group, path, loads)
     name = name_of(group, path, rank)
     refused = group.error("unload", name, rank=rank)
     assert refused["reason"] == "NOT_ACTIVE" and "force it, which cancels the load" in refused["message"]
@@ -54,7 +52,7 @@ def test_a_load_is_cancelled_by_a_member_while_the_leader_reads(start, tmp_path)
             target=lambda: answers.append(group.json("unload", "--force", name, rank=1)))
         asking.start()
         wait_until(lambda: f"{name}: its load is being cancelled" in group.log(), "the member to be asked")
-    asking.join(20)
+    asking.join(PATIENCE)
     assert answers[0]["cancelled"] is True, answers
     assert_cancelled(held.loads, 1)
     assert_loads(group, sparse(tmp_path / "next.safetensors", 1 << 20))

@@ -14,7 +14,7 @@ from faults import (
     sparse,
     unload_everywhere,
 )
-from group import Daemon, Group, wait_until
+from group import SOON, Daemon, Group, wait_until
 from holds import held_at
 
 
@@ -124,7 +124,7 @@ def change_at(group, stage, folder, make, change):
     for attempt in range(10):
         with held_at(group, stage, folder / str(attempt), make=make) as (path, loads, _):
             change(path)
-        outcomes = [loading.outcome(10) for loading in loads]
+        outcomes = [loading.outcome(SOON) for loading in loads]
         if any(isinstance(outcome, ckptd.Error) for outcome in outcomes):
             return path, outcomes
         unload_everywhere(group)
@@ -171,7 +171,7 @@ def test_a_resident_file_that_was_rewritten_under_its_old_time_is_read_again(
             assert not any(bytes(shard.tensors["hole"].buffer))
     for name in (first.name, second.name):
         for held_by in range(2):
-            readers.json("unload", name, rank=held_by)
+            readers.unload(name, held_by)
 
 
 def pipe(folder):
@@ -235,7 +235,7 @@ def index_that_is_a_pipe(folder):
 def test_what_is_no_checkpoint_is_refused_on_all_ranks_by_name(readers, tmp_path, make, names):
     path = str(make(tmp_path))
     for loading in load_everywhere(readers, path):
-        error = loading.outcome(10)
+        error = loading.outcome(SOON)
         assert isinstance(error, ckptd.Error) and names in error.message, error
         assert error.reason in ("SOURCE_INVALID", "SOURCE_NOT_FOUND"), error
     assert_half_of_nothing(readers, path)
@@ -306,7 +306,7 @@ def test_a_file_that_becomes_unreadable_during_the_load_is_named(unprivileged, t
     with held_at(unprivileged, "TRANSFERRING", tmp_path, make=make) as (index, loads, pid):
         second = os.path.join(os.path.dirname(index), "b.safetensors")
         os.chmod(second, 0)
-    error = loads[0].outcome(10)
+    error = loads[0].outcome(SOON)
     assert isinstance(error, ckptd.Error) and second in error.message, error
     assert (error.code, error.reason) == ("PERMISSION_DENIED", "SOURCE_UNREADABLE")
     os.chmod(second, 0o600)

@@ -24,7 +24,7 @@ def test_a_trainer_that_comes_again_waits_for_no_verification(start, tmp_path):
             thread.start()
         wait_until(lambda: ended, "the first verification")
         with ckptd.connect(group.address(rank)) as client:
-            again = client.load(path, layout="replicate:2", timeout=30)
+            again = client.load(path, layout="replicate:2", timeout=60)
             pending = len(verifying) - len(ended)
         for thread in verifying:
             thread.join()

@@ -255,7 +255,7 @@ def test_the_lease_of_a_client_whose_driver_refuses_ends_at_once(cuda, fault, re
     with keeping(bench) as program:
         refused = program.hear()
         assert refused.startswith(f"{reason} ") and says in refused
-        program.process.communicate(timeout=20)
+        program.process.communicate(timeout=60)
         assert bench.fake.leaks(program.pid) == 0
         calls = [bench.fake.calls(name, program.pid, result=0) for name in (OPEN, CLOSE)]
         assert len(calls[0]) == len(calls[1]), calls

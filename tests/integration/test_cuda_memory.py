@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import torch
@@ -30,9 +29,10 @@ def test_trainers_take_the_memory_and_train_in_place(cuda, ranks):
         for loaded in trainers.loaded:
             assert loaded["mode"] == "exclusive" and loaded["copied"] == {} and loaded["copied_bytes"] == 0
         assert all(answer["same"] for answer in trainers.ask("compare"))
-        assert all(bench.state(rank) == ["STATE_TAKEN"] for rank in range(ranks))
+        for rank in range(ranks):  # which a daemon notes once it has handed the memory over
+            wait_until(lambda: bench.state(rank) == ["STATE_TAKEN"], f"the shard of rank {rank} to be taken")
         # The daemons have nothing left: all that is held is the trainers'.
-        assert all(int(bench.info(rank)["used_bytes"]) == 0 for rank in range(ranks))
+        wait_until(lambda: all(int(bench.info(rank)["used_bytes"]) == 0 for rank in range(ranks)), "daemons without memory")
         assert bench.held() > 0
         assert all(answer["same"] for answer in trainers.ask("train"))
         trainers.ask("drop")
@@ -151,12 +151,12 @@ def test_a_daemon_is_at_rest_again_when_a_load_has_failed_whose_bytes_were_sent_
     source = save(tmp_path / "large.safetensors", {"w": torch.zeros(2, 16 << 20)})
     load = threading.Thread(target=bench.group.ctl, args=("load", source, "--layout", "fsdp:2", "--handle", "cuda_ipc"))
     load.start()
-    wait_until(lambda: bench.fake.calls("cuMemcpyHtoDAsync", pid=receiver, result=0), "bytes to come", 30)
+    wait_until(lambda: bench.fake.calls("cuMemcpyHtoDAsync", pid=receiver, result=0), "bytes to come")
     assert bench.contexts(receiver) > 0
     bench.group.kill(0)
     load.join()
     assert bench.group.pid(1) == receiver
-    wait_until(lambda: bench.contexts(receiver) == 0, "the receiver to be at rest", 15)
+    wait_until(lambda: bench.contexts(receiver) == 0, "the receiver to be at rest")
     assert int(bench.info(1)["staging_bytes"]) == 0
 
 
@@ -198,7 +198,6 @@ def test_a_daemon_whose_gpu_fails_says_so_asks_nothing_more_of_it_and_is_replace
     wait_until(
         lambda: (lambda infos: infos and infos[0]["pid"] != before)(bench.group.ready()),
         "another daemon of rank 0",
-        20,
     )
     # Its threads may each have been in a call meanwhile; nobody began one afterwards.
     late = [line["call"] for line in bench.fake.trace(before) if line.get("after_sticky")]
@@ -226,6 +225,8 @@ def test_a_daemon_whose_gpu_is_gone_for_a_while_is_started_until_it_is_back(cuda
 def test_a_killed_trainer_s_memory_comes_back(cuda, mode):
     bench = cuda(1)
     with bench.trainers(mode) as trainers:
+        if mode == "exclusive":
+            wait_until(lambda: bench.state() == ["STATE_TAKEN"], "the daemon to note that it was taken")
         daemons = int(bench.info()["used_bytes"])
         assert (daemons > 0) == (mode != "exclusive") and (bench.held() > daemons) == (mode != "shared")
         os.kill(trainers.pids[0], signal.SIGKILL)
@@ -242,20 +243,18 @@ def test_a_trainer_on_another_gpu_is_told_which_one_it_needs(cuda):
         assert refused["reason"] == "NO_DEVICE" and bench.info()["device_uuid"] in refused["message"]
         assert "-000000000002" in refused["message"] and "CUDA_VISIBLE_DEVICES" in refused["message"]
         assert trainers.end() == [0] and bench.fake.leaks(trainers.pids[0]) == 0
-    assert bench.leases() == 0
+    wait_until(lambda: bench.leases() == 0, "its lease to end")
     bench.unload()
 
 
 @pytest.mark.parametrize("mode", ["shared", "exclusive"])
 def test_a_driver_that_refuses_the_import_leaves_nothing_behind(cuda, mode):
     bench = cuda(1, "cuMemImportFromShareableHandle error=304 role=trainer")
-    began = time.monotonic()
     with bench.trainers(mode) as trainers:
         (refused,) = trainers.loaded
         assert refused["reason"] == "DEVICE_FAILED" and "CUDA_ERROR_OPERATING_SYSTEM" in refused["message"]
         assert trainers.end() == [0] and bench.fake.leaks(trainers.pids[0]) == 0
     wait_until(lambda: bench.leases() == 0, "its lease to end")
-    assert time.monotonic() - began < 60
     bench.unload()
     wait_until(lambda: bench.held() == 0, "all memory to be free")
 

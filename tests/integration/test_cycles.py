@@ -8,7 +8,7 @@ import grpc
 import pytest
 from ckptd import _proto
 from faults import assert_no_more_than, footprint, resources, sparse
-from group import sanitized, wait_until
+from group import PATIENCE, sanitized, wait_until
 from tiers import both
 
 # Of all threads: with one each, how much malloc keeps depends on which of them did what. Large
@@ -36,7 +36,7 @@ class Rank:
     def ask(self, method, **fields):
         path, request, response, _ = _proto.METHODS[f"AdminService.{method}"]
         reply = self.channel.unary_unary(path)(
-            _proto.message(request)(**fields).SerializeToString(), timeout=10
+            _proto.message(request)(**fields).SerializeToString(), timeout=PATIENCE
         )
         return _proto.message(response).FromString(reply)
 
@@ -51,7 +51,7 @@ def held(info):
 
 
 def anonymous(group):
-    return [resources(info["pid"])["anonymous"] for info in group.ready()]
+    return [resources(info["pid"])["anonymous"] for info in group.wait_ready()]
 
 
 def assert_flat(group, ranks, cycle, warm_up, count):
@@ -60,7 +60,7 @@ def assert_flat(group, ranks, cycle, warm_up, count):
         cycle()
     for rank in ranks:
         rank.wait_released()
-    before = [held(info) for info in group.ready()]
+    before = [held(info) for info in group.wait_ready()]
     grown = []
     # Sanitizers keep what was freed, and look for leaks themselves.
     for _ in range(1 if sanitized() else ROUNDS):
@@ -111,4 +111,4 @@ def test_a_hundred_loads_and_unloads_leave_everything_flat(start, tmp_path):
                 rank.ask("UnloadCheckpoint", name=checkpoint.name)
 
         assert_flat(group, ranks, cycle, 100, 100)
-        assert all(int(info["memory"]["used_bytes"]) == 0 for info in group.ready())
+        assert all(int(info["memory"]["used_bytes"]) == 0 for info in group.wait_ready())

@@ -78,7 +78,7 @@ def run(group, ranks, program):
 
     running = [start(rank) for rank in range(ranks)]
     try:
-        said = [process.communicate(timeout=240)[1] for process in running]
+        said = [process.communicate(timeout=600)[1] for process in running]
     finally:
         for process in running:
             process.kill()

@@ -7,15 +7,14 @@ import os
 import signal
 import time
 
-import ckptd
 import pytest
 from faults import (
     Loading,
     footprints,
     sockets,
     sparse,
-    stage_of,
     stopped,
+    wait_gathered,
 )
 from group import Group, wait_until
 from holds import (
@@ -30,6 +29,7 @@ from holds import (
     needed_for,
     statement,
 )
+from process_state import runs
 
 
 def places(*stages, host=("QUEUED", *WORKING)):
@@ -78,8 +78,7 @@ def test_a_gathering_load_outlives_a_member_that_is_restarted(warm, tmp_path, ou
     group, before = warm(3)
     path = sparse(tmp_path / "s.safetensors")
     loads = [Loading(group, rank, path, statement(rank, 3)) for rank in range(2)]
-    with ckptd.connect(group.address(1)) as client:
-        wait_until(lambda: stage_of(client, path) == "GATHERING", "the load to gather")
+    wait_gathered(group, path, loads)
     group.kill(2)
     since = time.monotonic()
     loads.append(Loading(group, 2, path, statement(2, 3)))
@@ -113,11 +112,7 @@ def test_killing_launch_in_the_middle_of_a_load_ends_everything(tmp_path, outcom
         results = outcome(stage, "launch", "killed", held.loads, since)
         # Each client's own daemon ends: that is what it can know.
         assert all(names(r, loading.rank) for r, loading in zip(results, held.loads)), results
-        wait_until(
-            lambda: not any(os.path.exists(f"/proc/{pid}") for pid in held.pids),
-            "the daemons to end",
-            LIMIT,
-        )
+        wait_until(lambda: not any(map(runs, held.pids)), "the daemons to end", LIMIT)
         assert sockets(group) == []
 
 

@@ -78,7 +78,7 @@ def test_no_daemon_at_the_address(tmp_path, good):
     assert caught.value.reason == "DAEMON_UNREACHABLE" and f"{tmp_path}/none.sock" in caught.value.message
     assert time.monotonic() - began < SOON
     answer = subprocess.run([BINARIES / "ckptctl", "--address", f"unix://{tmp_path}/none.sock", "--timeout", "1",
-                             "list"], capture_output=True, text=True, env=clean_environment(), timeout=30)
+                             "list"], capture_output=True, text=True, env=clean_environment(), timeout=60)
     assert answer.returncode == 3 and str(tmp_path) in answer.stderr
 
 
@@ -88,13 +88,13 @@ def test_ranks_that_do_not_state_their_tensors_are_named_at_the_deadline(pair, g
         "from torch import nn\n"
         "m = nn.Module(); m.w = nn.Parameter(torch.empty(8, device='meta')); m.v = nn.Parameter(torch.empty(2, 3, device='meta'))\n"
         "try:\n"
-        "    ckptd.torch.load_into(m, sys.argv[1], timeout=2)\n"
+        "    ckptd.torch.load_into(m, sys.argv[1], timeout=5)\n"
         "except ckptd.Error as error:\n"
         "    print(error.code, error.reason, error.message)\n")
     env = {**client_environment(), "CKPTD_ADDRESS": pair.address(0), "RANK": "0", "WORLD_SIZE": "2",
            "OMP_NUM_THREADS": "1"}
     trainer = warm.spawn(["-c", program, good], env, stdout=warm.PIPE, stderr=warm.PIPE)
-    out, err = trainer.communicate(60)
+    out, err = trainer.communicate(240)
     assert "DEADLINE_EXCEEDED" in out, out + err
     assert "ranks 1" in out or "rank 1" in out, out
     assert_still_works(pair, good)
@@ -130,7 +130,7 @@ def test_one_rank_s_error_reaches_the_clients_of_all_ranks(start, tmp_path):
 def health(group, rank):
     """What grpc.health.v1 says of the workload socket: 1 SERVING, 2 NOT_SERVING."""
     with grpc.insecure_channel("unix:" + group.address(rank).removeprefix("unix://")) as channel:
-        kind, value = channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=10)
+        kind, value = channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=60)
     assert kind == 8
     return value
 
@@ -190,7 +190,7 @@ def test_what_cannot_be_written_is_said_and_fails(command):
     program, *arguments = command
     with open("/dev/full", "w") as full:
         ended = subprocess.run([BINARIES / program, *arguments], env=clean_environment(), stdout=full,
-                               stderr=subprocess.PIPE, text=True, timeout=20)
+                               stderr=subprocess.PIPE, text=True, timeout=60)
     assert ended.returncode == 1 and f"{program}: writing to standard output: " in ended.stderr
 
 
@@ -204,12 +204,12 @@ def test_what_cannot_be_written_is_said_and_fails(command):
 )
 def test_launch_refuses_a_place_where_ranks_could_not_find_each_other(tmp_path, options, sentence):
     ended = subprocess.run([BINARIES / "ckptd", "launch", "--nproc", "2", "--run-dir", tmp_path, *options],
-                           env=clean_environment(), capture_output=True, text=True, timeout=20)
+                           env=clean_environment(), capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2 and sentence in ended.stderr and "[CONFIG_INVALID]" in ended.stderr, ended.stderr
 
 
 def test_a_start_timeout_that_is_no_number_of_seconds_is_refused(tmp_path):
     for wrong in ("nan", "inf", "-5", "0", "1e30"):
         ended = subprocess.run([BINARIES / "ckptd", "launch", "--run-dir", tmp_path, "--start-timeout", wrong],
-                               env=clean_environment(), capture_output=True, text=True, timeout=20)
+                               env=clean_environment(), capture_output=True, text=True, timeout=60)
         assert ended.returncode == 2 and "--start-timeout" in ended.stderr, ended.stderr

@@ -30,7 +30,7 @@ def daemons(tmp_path_factory):
 
 @pytest.mark.parametrize("moment", ["before it asks", "while it waits", "while it places"])
 def test_a_rank_that_is_killed_in_the_call_ends_the_others_and_loads_again_with_them(moment, daemons, tmp_path):
-    run_ranks(daemons, tmp_path, 2, PROGRAM, [moment], patience=60)
+    run_ranks(daemons, tmp_path, 2, PROGRAM, [moment])
     file = tmp_path / "heard.json"
     assert file.exists(), said(tmp_path, 2)
     kind, reason, message, seconds, pid, again = json.loads(file.read_text())

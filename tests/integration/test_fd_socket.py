@@ -8,7 +8,7 @@ import ckptd
 import pytest
 import torch
 from faults import content
-from group import save, wait_until
+from group import PATIENCE, save, wait_until
 from tiers import both
 
 pytestmark = both
@@ -25,7 +25,7 @@ def loaded(start, tmp_path):
 
 def connect(path):
     stream = socket.socket(socket.AF_UNIX)
-    stream.settimeout(10)
+    stream.settimeout(PATIENCE)
     stream.connect(path)
     return stream
 

@@ -21,7 +21,7 @@ def client_user(tmp_path_factory):
     """The program, built against the installed package by a CMake project that knows nothing else of ckptd."""
     folder = tmp_path_factory.mktemp("u")
     answer = subprocess.run(["sh", HERE / "find_package" / "run.sh", BINARIES.parent, folder],
-                            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=400,
+                            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1200,
                             env={**os.environ, "LC_ALL": "C"})
     assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
     return folder / "user" / "client_user"

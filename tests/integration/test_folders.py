@@ -78,6 +78,22 @@ def pickles_beside_an_index(folder):
     torch.save(KIND(CONFIG).state_dict(), folder / "pytorch_model.bin")
 
 
+def pickles_beside_a_file_of_another_name(folder):
+    save(folder, 1)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    other(folder, "weights.safetensors")
+
+
+def pickles_in_shards_beside_a_series(folder):
+    pickles_beside_a_file_of_another_name(folder)
+    (folder / "pytorch_model.bin").rename(folder / "pytorch_model-00001-of-00001.bin")
+    (folder / "weights.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    names = KIND(CONFIG).state_dict()
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "pytorch_model-00001-of-00001.bin")}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
 def an_index_with_a_name_that_no_file_has(folder):
     save_in_shards(folder, 1)
     edit_index(folder, lambda index: index["weight_map"].update(gone=index["weight_map"][NORM]))
@@ -132,7 +148,8 @@ def a_variant_in_shards(folder):
 
 
 FOLDERS = [saved_in_one_file_over_shards, stale_shards_beside_one_file, files_that_are_no_part,
-           pickles_beside_one_file, pickles_beside_an_index, an_index_with_a_name_that_no_file_has,
+           pickles_beside_one_file, pickles_beside_an_index, pickles_beside_a_file_of_another_name,
+           pickles_in_shards_beside_a_series, an_index_with_a_name_that_no_file_has,
            an_index_that_puts_names_into_other_shards, an_index_with_nan,
            a_tensor_in_two_shards_of_which_the_index_names_the_first, weights_that_the_config_names,
            an_index_of_transformers_beside_another]  # fmt: skip

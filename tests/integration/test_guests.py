@@ -285,7 +285,7 @@ def test_a_rank_without_its_shard_is_filled_from_what_the_job_that_asks_has_pass
         return run_as(ALICE, [GROUP], load, sidecar.address(0), private, environment=environment)["value"]
 
     first = load_in("1")
-    sidecar.json("unload", first[0], rank=1)
+    sidecar.unload(first[0], 1)
     assert load_in("2") == first
     assert sidecar.json("get", first[0], rank=1)["state"] == "STATE_ACTIVE"
 

@@ -11,7 +11,8 @@ import hanging
 import pytest
 from faults import Loading, sparse
 from group import BINARIES, PATIENCE, Daemon, Group, clean_environment, wait_until
-from probe import check, free_port, watch
+from ports import free_port
+from probe import check, watch
 
 SERVING, NOT_SERVING = "SERVING", "NOT_SERVING"
 CHECKPOINT = "ckptd.v1.Checkpoint/"
@@ -67,7 +68,7 @@ def test_the_port_serves_health_and_nothing_else(two):
     with grpc.insecure_channel(port) as channel:
         for method in methods:
             with pytest.raises(grpc.RpcError) as error:
-                channel.unary_unary(method)(b"", timeout=20)
+                channel.unary_unary(method)(b"", timeout=60)
             assert error.value.code() == grpc.StatusCode.UNIMPLEMENTED, method
 
 

@@ -8,9 +8,10 @@ import time
 import ckptd
 import pytest
 from faults import assert_loads, sparse
-from group import KEY, Daemon, Group, wait_until
+from group import KEY, PATIENCE, Daemon, Group, wait_until
 from noise import callers, doors, peer_address, show
 from peer import call, join_request, message
+from ports import free_port
 
 
 @pytest.fixture(params=["scene", "gpu_scene"], ids=["host", "cuda"])
@@ -53,7 +54,7 @@ def test_a_daemon_of_another_job_that_finds_our_leader_says_so(any_scene, tmp_pa
         tmp_path, rank=1, ranks=2, rendezvous=peer_address(any_scene.group), job="another"
     ) as lost:
         wait_until(
-            lambda: 'its job is "another"' in lost.info(1)["detail"], "the refusal to show", 10
+            lambda: 'its job is "another"' in lost.info(1)["detail"], "the refusal to show"
         )
     any_scene.assert_usual()
 
@@ -153,7 +154,7 @@ def test_a_daemon_with_another_key_is_told_so(tmp_path):
 
 def test_daemons_one_by_one_need_a_key(tmp_path):
     with contextlib.closing(Group(tmp_path, 2, "--nnodes", "2", "--rendezvous", "127.0.0.1:1")) as group:
-        assert group.process.wait(20) == 2
+        assert group.process.wait(PATIENCE) == 2
         assert "openssl rand -hex 32" in group.log()
 
 
@@ -171,23 +172,23 @@ def assert_loads_once(any_scene, tmp_path):
     for rank in range(2):
         with ckptd.connect(any_scene.group.address(rank)) as client:
             name = next(c.name for c in client.list() if c.source == path)
-        wait_until(
-            lambda: any_scene.group.ctl("unload", name, rank=rank).returncode == 0, "the unload", 5
-        )
+        any_scene.group.unload(name, rank)
 
 
 def test_many_mute_callers_at_a_members_memory_do_not_keep_the_leader_out(any_scene, tmp_path):
-    with callers(doors(any_scene.group, 1)["memory"], 200):
-        began = time.monotonic()
-        assert_loads(any_scene.group, sparse(tmp_path / "f.safetensors", 40 << 20))
-        assert time.monotonic() - began < 7, "a rank's memory is waited for for 8 s"
+    group, path = any_scene.group, sparse(tmp_path / "f.safetensors", 40 << 20)
+    with callers(doors(group, 1)["memory"], 200):
+        assert_loads(group, path)
+    (loaded,) = [c for c in group.json("list")["checkpoints"] if c["source"] == path]
+    # The bytes for memory that could not be mapped in time are sent.
+    assert loaded["progress"].get("streamed_ranks", []) == []
 
 
 def test_a_daemon_on_a_live_port_is_refused_and_its_owner_goes_on(any_scene, tmp_path):
     with contextlib.closing(
         Daemon(tmp_path, rendezvous=peer_address(any_scene.group), job="another")
     ) as second:
-        assert second.process.wait(20) == 2
+        assert second.process.wait(PATIENCE) == 2
         assert "another daemon has it" in second.log() and peer_address(any_scene.group) in second.log()
     assert not any((tmp_path / "another").glob("*.sock"))
     any_scene.assert_usual()
@@ -217,20 +218,19 @@ def test_a_daemon_of_a_rank_that_runs_elsewhere_touches_none_of_its_sockets(tmp_
                 dead.bind(str(path))
         before = {path.name: path.stat().st_ino for path in folder.iterdir()}
         with contextlib.closing(Daemon(tmp_path)) as second:
-            assert second.process.wait(20) == 2
+            assert second.process.wait(PATIENCE) == 2
         said = f"starting rank 0: another daemon holds {folder}/rank-0.lock"
         assert said in second.log() and "with --job" in second.log(), second.log()
         assert {path.name: path.stat().st_ino for path in folder.iterdir()} == before
 
 
 def test_what_a_killed_daemon_left_behind_does_not_keep_the_next_one_out(tmp_path):
-    path = sparse(tmp_path / "s.safetensors", 1 << 20)
-    with Daemon(tmp_path) as first:
-        port = peer_address(first)
+    path, rendezvous = sparse(tmp_path / "s.safetensors", 1 << 20), f"127.0.0.1:{free_port()}"
+    with Daemon(tmp_path, rendezvous=rendezvous) as first:
         first.process.kill()
         first.process.wait()
         assert len(list((tmp_path / "job").iterdir())) == 7
-        with Daemon(tmp_path, rendezvous=port) as second:
+        with Daemon(tmp_path, rendezvous=rendezvous) as second:
             assert_loads(second, path)
     assert list((tmp_path / "job").iterdir()) == []
 
@@ -250,7 +250,7 @@ def test_two_jobs_on_one_host_do_not_see_each_other(start, tmp_path):
 
 def test_a_token_that_was_not_shown_in_time_is_worthless_and_its_lease_ends(scene, unshown):
     reply, since = unshown
-    wait_until(lambda: scene.group.json("leases")["leases"] == [], "the lease to end", 40)
+    wait_until(lambda: scene.group.json("leases")["leases"] == [], "the lease to end", 2 * PATIENCE)
     assert 25 < time.monotonic() - since
     assert show(reply.token, reply.memfd.fd_socket) == (16, 0)
 

@@ -17,8 +17,8 @@ import ckptd
 import pytest
 import torch
 import warm
-from faults import children, content
-from group import BINARIES, KEPT, SOON, Group, clean_environment, key_for, parsed, save, wait_until
+from faults import children, content, stand_still
+from group import BINARIES, KEPT, PATIENCE, SOON, Group, clean_environment, key_for, parsed, save, wait_until
 from process_state import runs
 from tiers import both
 from users import MODULES, run_as
@@ -112,6 +112,14 @@ def kill(group, rank, number=signal.SIGKILL, name=None):
     return seconds
 
 
+def kill_at_once(*pids):
+    """None of them does anything about the end of another."""
+    for pid in pids:
+        stand_still(pid)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
 @pytest.fixture
 def died(record_property):
     """died(who, what, seconds) adds a row to the table of who dies, what is kept, and how long re-attaching takes."""
@@ -176,8 +184,7 @@ def test_a_daemon_that_dies_with_its_keeper_begins_empty_and_loads_again(held, d
     client = holds.clients[1]
     before = content(holds.shards[1].tensors["w"])
     began = time.monotonic()
-    for pid in (keeper_of(group), group.pid(1)):
-        os.kill(pid, signal.SIGKILL)
+    kill_at_once(group.pid(1), keeper_of(group))
     wait_until(lambda: group.ready() and active(group) == [[holds.name], []], "an empty daemon", SOON)
     assert leases(group)[1] == []
     assert content(holds.shards[1].tensors["w"]) == before  # what is mapped stays
@@ -236,9 +243,17 @@ def test_stop_ends_the_keeper_too_also_one_that_was_left(tmp_path_factory):
 
 
 def test_daemons_that_nobody_uses_end_with_their_keeper(tmp_path_factory):
-    with Group(tmp_path_factory.mktemp("g"), 1, "--linger", "2s", environment=KEPT) as group:
-        keeper = keeper_of(group)
-        assert group.process.wait(SOON) == 0
+    group = Group(tmp_path_factory.mktemp("g"), 1, "--linger", "2s", environment=KEPT)
+
+    def keeper_so_far():
+        with contextlib.suppress(OSError):
+            return keeper_of(group)
+
+    try:
+        keeper = wait_until(keeper_so_far, "the keeper", SOON)  # it is there before the daemons, which may end at once
+        assert group.process.wait(PATIENCE) == 0
+    finally:
+        group.end()
     wait_until(lambda: not runs(keeper), "the keeper to end", SOON)
 
 
@@ -332,8 +347,7 @@ def test_files_of_a_slab_folder_survive_all_processes(tmp_path, tmp_path_factory
     with Group(folder, 2, *options, environment=KEPT) as first:
         holds = Held(first, tmp_path)
         keeper, daemons = keeper_of(first), [first.pid(rank) for rank in range(2)]
-        for pid in (first.process.pid, keeper, *daemons):
-            os.kill(pid, signal.SIGKILL)
+        kill_at_once(first.process.pid, keeper, *daemons)
         wait_until(lambda: not any(map(runs, [keeper, *daemons])), "its processes to end", SOON)
         first.process.wait(SOON)
     if trainers:
@@ -349,7 +363,7 @@ def test_files_of_a_slab_folder_survive_all_processes(tmp_path, tmp_path_factory
             holds.assert_same(second)
             holds.close()
         for rank in range(2):
-            second.json("unload", holds.name, rank=rank)
+            second.unload(holds.name, rank)
     assert [list(one.iterdir()) for one in pathlib.Path(memory_folder).iterdir()] == [[], []]
 
 

@@ -7,11 +7,12 @@ import threading
 
 import ckptd
 from faults import Loading, stage_of
-from group import Daemon, Group, wait_until
+from group import PATIENCE, Daemon, Group, wait_until
+from holds import HEARTBEATS
 from noise import peer_address
 
 SIZE = 512 << 20
-OPTIONS = ("--reader", "all", "--reader-threads", "1", "--heartbeat-interval", "0.25", "--heartbeat-timeout", "1.5")
+OPTIONS = ("--reader", "all", "--reader-threads", "1", *HEARTBEATS)
 
 
 def filled(path, value):
@@ -25,7 +26,7 @@ def filled(path, value):
 
 
 def ready(*daemons):
-    wait_until(lambda: all((d.ready() or [{}])[0].get("state") == "READY" for d in daemons), "the group", 30)
+    wait_until(lambda: all((d.ready() or [{}])[0].get("state") == "READY" for d in daemons), "the group")
 
 
 def wait_for_bytes(client, path):
@@ -39,12 +40,12 @@ def stop_in_a_load(client, leader, member, path):
         loading = Loading(leader, 0, path, "replicate:2")
         wait_for_bytes(client, path)
         os.kill(member.process.pid, signal.SIGSTOP)
-        outcome = loading.outcome(20)
+        outcome = loading.outcome(PATIENCE)
         if isinstance(outcome, ckptd.Error):
             return
         os.kill(member.process.pid, signal.SIGCONT)
         for one in (leader, member):
-            one.json("unload", outcome.name, rank=one.rank)
+            one.unload(outcome.name, one.rank)
     raise AssertionError("no load was stopped in its middle")
 
 
@@ -66,7 +67,7 @@ def test_a_reader_that_was_stopped_and_goes_on_changes_nothing_of_a_later_load(t
                         assert client.verify(found).ok
                         os.kill(stopped.process.pid, signal.SIGCONT)
                         with ckptd.connect(stopped.address(1)) as late:
-                            wait_until(lambda: stage_of(late, first) == "FAILED", "it to give its load up", 30)
+                            wait_until(lambda: stage_of(late, first) == "FAILED", "it to give its load up")
                         assert client.verify(found).ok
                         with ckptd.connect(instead.address(1)) as other:
                             assert other.verify(found).ok
@@ -80,14 +81,15 @@ def test_who_takes_a_shard_that_is_being_verified_gets_it_and_the_daemon_stays(t
     def verify(daemon, name):
         with ckptd.connect(daemon.address(0)) as client:
             try:
-                ended.append(client.verify(name, timeout=30).ok)
+                ended.append(client.verify(name, timeout=2 * PATIENCE).ok)
             except ckptd.Error as error:
                 ended.append(error.reason)
 
     with Daemon(tmp_path) as daemon, ckptd.connect(daemon.address(0)) as client:
         pid = daemon.ready()[0]["pid"]
-        answers = set()
-        for _ in range(3):
+        answers, rounds = set(), 0
+        while "TAKEN" not in answers:
+            assert (rounds := rounds + 1) <= 20, "no verification was overtaken"
             ended.clear()
             found = client.load(path, layout="replicate:1", mode="exclusive")
             verifying = [threading.Thread(target=verify, args=(daemon, found.name)) for _ in range(4)]
@@ -99,13 +101,12 @@ def test_who_takes_a_shard_that_is_being_verified_gets_it_and_the_daemon_stays(t
                 view = shard.tensors["all"].buffer
                 view[-4096:] = bytes(4096)
                 for thread in verifying:
-                    thread.join(30)
+                    thread.join()
                 del view
             assert daemon.ready()[0]["pid"] == pid
             # Before it was taken it was right; after that it is nobody's here.
             assert set(ended) <= {True, "TAKEN"} and len(ended) == 4, ended
             answers.update(ended)
-        assert "TAKEN" in answers, "no verification was overtaken"
 
 
 def test_a_reader_that_is_killed_takes_no_other_daemon_with_it(tmp_path):
@@ -113,11 +114,11 @@ def test_a_reader_that_is_killed_takes_no_other_daemon_with_it(tmp_path):
     with Group(tmp_path, 3, *OPTIONS) as group, ckptd.connect(group.address(0)) as client:
         pids = [group.pid(rank) for rank in range(2)]
         given_up = 0
-        for _ in range(10):
+        for _ in range(30):
             loading = Loading(group, 0, path, "replicate:3")
             wait_for_bytes(client, path)
             group.kill(2)
-            outcome = loading.outcome(20)
+            outcome = loading.outcome(PATIENCE)
             group.wait_ready()
             # They were writing into memory of their own when the load was given up.
             assert [group.pid(rank) for rank in range(2)] == pids
@@ -127,7 +128,7 @@ def test_a_reader_that_is_killed_takes_no_other_daemon_with_it(tmp_path):
                     break
             else:  # killed too late: all had come
                 for rank in range(2):
-                    group.json("unload", outcome.name, rank=rank)
+                    group.unload(outcome.name, rank)
         assert given_up == 3
         found = client.load(path, layout="replicate:3", timeout=60)
         assert client.verify(found).ok

@@ -16,6 +16,7 @@ pytest.importorskip("cuda.bindings.driver")
 import ckptd.accelerate  # noqa: E402
 from accelerate.utils import modeling  # noqa: E402
 from checkpoint_cases import BY_PART, Call, numbers, on_meta, save  # noqa: E402
+from group import wait_until  # noqa: E402
 from ckptd._cuda_driver import find_device  # noqa: E402
 from ckptd._rpc import Deadline  # noqa: E402
 from ckptd.accelerate import _dtype_rules, _file_entries, _files  # noqa: E402
@@ -56,7 +57,7 @@ def test_what_belongs_on_the_daemon_s_gpu_is_its_memory_and_is_taken(device, gro
     assert placed(held) == set(held)
     assert held["scale"].dtype == torch.bfloat16 and torch.equal(held["mask"], numbers()["mask"])
     assert len(memory.fake.calls("cuMemcpyDtoDAsync")) == copies
-    assert group.json("list")["checkpoints"][0]["state"] == "STATE_TAKEN"
+    wait_until(lambda: group.json("list")["checkpoints"][0]["state"] == "STATE_TAKEN", "it to be taken")
 
 
 @pytest.mark.parametrize("device", [lambda n: n + 1, lambda n: f"cuda:{n + 1}", lambda n: "cpu", lambda n: "disk"],

@@ -13,6 +13,7 @@ import ckptd
 import pytest
 from faults import MARK, sparse
 from group import PATIENCE, SOON, Daemon, wait_until
+from holds import HEARTBEATS
 from noise import doors, peer_address
 from peer import FakeMember, join_request, message
 
@@ -155,7 +156,7 @@ def test_a_member_that_lies_fails_the_load_by_name_and_hurts_nobody(tmp_path, me
             ), caught.value
             wait_until(lambda: "Abort" in member.calls, "the member to be told")
         assert leader.pid(0) == pid
-        assert int(leader.info()["memory"]["used_bytes"]) == 0
+        wait_until(lambda: int(leader.info()["memory"]["used_bytes"]) == 0, "the memory to be given back")
 
 
 def test_a_member_that_keeps_to_the_rules_is_served(tmp_path):
@@ -172,16 +173,20 @@ def test_a_member_that_keeps_to_the_rules_is_served(tmp_path):
 
 def test_a_member_that_joins_and_falls_silent_is_named(tmp_path):
     path = sparse(tmp_path / "s.safetensors", 1 << 20)
-    with Daemon(
-        tmp_path, "--heartbeat-interval", "0.25", "--heartbeat-timeout", "1", ranks=2
-    ) as leader:
-        released = threading.Event()
+    with Daemon(tmp_path, *HEARTBEATS, ranks=2) as leader:
+        silent, released = threading.Event(), threading.Event()
 
         def hang(_):
+            silent.set()
             released.wait(PATIENCE)
             return message("PrepareResponse")
 
-        with FakeMember(peer_address(leader), join_request(leader), {"Prepare": hang}):
+        def beat(member):
+            while not silent.wait(0.1):
+                member.beat()
+
+        with FakeMember(peer_address(leader), join_request(leader), {"Prepare": hang}) as member:
+            threading.Thread(target=beat, args=(member,), daemon=True).start()
             with ckptd.connect(leader.address(0)) as client:
                 began = time.monotonic()
                 with pytest.raises(ckptd.Error) as caught:

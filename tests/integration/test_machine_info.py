@@ -13,7 +13,7 @@ tomllib = pytest.importorskip("tomllib")
 
 def ask(*options, environment=None):
     return subprocess.run([BINARIES / "ckptd", "info", *options], env={**clean_environment(), **(environment or {})},
-                          capture_output=True, text=True, timeout=20)
+                          capture_output=True, text=True, timeout=60)
 
 
 def found(*options, environment=None):

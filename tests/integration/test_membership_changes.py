@@ -198,16 +198,24 @@ class Storm:
         self.unload()
         wait_until(self.is_empty, f"all memory to be given back:\n{self.group.log()}", LIMIT)
         for process in self.group.processes:
-            now = resources(process.pid)
-            first = self.first.setdefault(process.pid, now)
-            assert all(now[kind] <= first[kind] + spare for kind, spare in SPARE.items()), (first, now)
+            first = self.first.setdefault(process.pid, resources(process.pid))
+            try:  # what clients have closed, a daemon notices in a moment
+                wait_until(lambda: not self.more(process.pid, first), "what was left to go")
+            except AssertionError as error:
+                raise AssertionError(f"{error}: {self.more(process.pid, first)} beside {first}") from None
+
+    @staticmethod
+    def more(pid, first):
+        """The kinds of which a process has more than is spare."""
+        now = resources(pid)
+        return {kind: now[kind] for kind, spare in SPARE.items() if now[kind] > first[kind] + spare}
 
     def unload(self):
         """Also what was in flight and has come through."""
         for rank in range(RANKS):
             for checkpoint in self.group.json("list", rank=rank)["checkpoints"]:
                 if checkpoint["state"] == "STATE_ACTIVE":
-                    self.group.json("unload", checkpoint["name"], rank=rank)
+                    self.group.unload(checkpoint["name"], rank)
 
     def is_empty(self):
         infos = self.group.ready()

@@ -61,8 +61,7 @@ def test_no_byte_of_one_checkpoint_shows_past_the_end_of_the_next(start, memory,
         first = load(client, filled(tmp_path / "a.safetensors", 0xAA, 3 * MIB))
         seen, before = handed_out(client, first)
         assert seen.count(0xAA) == 3 * MIB
-        wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end")
-        group.json("unload", first.name)
+        group.unload(first.name)
         second = load(client, filled(tmp_path / "b.safetensors", 0xBB, MIB + 7))
         seen, after = handed_out(client, second)
         if memory.name == "host":  # a driver's fresh memory is no cleaner
@@ -140,7 +139,7 @@ def test_memory_that_a_killed_exclusive_client_wrote_to_is_never_served_again(
             again = load(client, path)
             assert again.name != taken.name and attaches_filled(client, again, 0xAA)
             assert set(whole_segments(client, again)) == {0, 0xAA}
-            wait_until(lambda: group.ctl("unload", again.name).returncode == 0, "the unload")
+            group.unload(again.name)
     assert_nothing_is_left(group)
 
 
@@ -173,6 +172,6 @@ def test_an_exclusive_lease_that_was_never_fetched_leaves_the_memory_to_others(s
             "ReleaseShard",
             _proto.message("ReleaseShardRequest")(lease=reply.lease),
             "releasing",
-            _rpc.Deadline(5),
+            _rpc.Deadline(60),
         )
         assert attaches_filled(client, checkpoint, 0xAA)

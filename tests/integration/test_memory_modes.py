@@ -44,7 +44,8 @@ def test_an_exclusive_client_takes_the_memory_and_the_next_load_reads_again(star
         checkpoint = client.load(path, layout="fsdp:1", mode="exclusive")
         with client.acquire(checkpoint, "exclusive") as shard:
             words(shard)[0] = 5.0
-            assert group.json("get", checkpoint.name)["state"] == "STATE_TAKEN"
+            # The daemon notes it once it has handed the memory over.
+            wait_until(lambda: client.get(checkpoint).state == "TAKEN", "the checkpoint to be taken")
             with pytest.raises(ckptd.Error) as caught:
                 client.acquire(checkpoint)
             assert caught.value.reason == "TAKEN"
@@ -76,13 +77,18 @@ def test_the_least_recently_used_unleased_unpinned_checkpoint_is_evicted(start, 
         leased = client.load(paths[1], layout="fsdp:1")
         with client.acquire(leased) as shard:
             idle = client.load(paths[2], layout="fsdp:1")
-            for one in (idle, client.load(paths[3], layout="fsdp:1")):
+
+            def use(one):
                 client.acquire(one).close()  # until then it would be kept for this client
+                wait_until(lambda: len(group.json("leases")["leases"]) == 1, "its lease to end")
+
+            for one in (idle, client.load(paths[3], layout="fsdp:1")):
+                use(one)
             left = {c["name"] for c in group.json("list")["checkpoints"]}
             assert pinned.name in left and leased.name in left
             more = [save(tmp_path / f"more-{i}.safetensors", {"w": torch.zeros(1 << 20)}) for i in range(2)]
             for one in more:
-                client.acquire(client.load(one, layout="fsdp:1")).close()
+                use(client.load(one, layout="fsdp:1"))
             left = {c["name"] for c in group.json("list")["checkpoints"]}
             assert idle.name not in left and pinned.name in left and leased.name in left
             assert words(shard)[0] == 1.0
@@ -120,7 +126,7 @@ def test_no_byte_of_one_checkpoint_shows_in_the_padding_of_the_next(start, tmp_p
         with client.acquire(first) as shard:
             memory = inode_at(shard.tensors["w"].pointer)
         del shard  # what is mapped is not used again
-        wait_until(lambda: group.ctl("unload", first.name).returncode == 0, "the unload")
+        group.unload(first.name)
         with client.acquire(client.load(tiny, layout="fsdp:1")) as shard:
             first, last = shard.tensors["a"], shard.tensors["b"]
             assert inode_at(first.pointer) == memory, "it is the same memory"
@@ -138,7 +144,12 @@ def test_attach_and_release_leave_descriptors_and_leases_flat(start, path):
             for _ in range(count):
                 with client.acquire(checkpoint):
                     pass
+
+        def descriptors():
             return len(os.listdir(f"/proc/{pid}/fd"))
-        before = cycle(20)
-        assert cycle(200) <= before + 2
+
+        cycle(20)
+        before = descriptors()
+        cycle(200)
+        wait_until(lambda: descriptors() <= before + 2, "no more descriptors than before")
     wait_until(lambda: group.json("leases")["leases"] == [], "all leases to end")

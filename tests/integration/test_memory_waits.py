@@ -36,7 +36,7 @@ def test_a_checkpoint_is_kept_for_who_waited_for_it_until_that_acquires_it(start
             load(other, second)
         assert refused.value.reason == "NO_MEMORY"
         assert marked(client, loaded)
-        assert marked(other, load(other, second, wait_memory=10))
+        assert marked(other, load(other, second, wait_memory=60))
 
 
 def test_nothing_is_kept_for_a_ckptctl_that_has_ended(start, tmp_path):
@@ -68,16 +68,16 @@ def test_a_load_waits_for_memory_that_a_client_holds_and_others_do_not_wait_for_
     with ckptd.connect(group.address(0)) as client:
         loaded = client.load(first, layout="replicate:2")
         with client.acquire(loaded):
-            waiting = Loading(group, 1, second, "replicate:2", wait_memory=50)
+            waiting = Loading(group, 1, second, "replicate:2", wait_memory=110, timeout=120)
             wait_until(
-                lambda: stage_of(client, second) == "WAITING_FOR_MEMORY", "the load to wait", 20
+                lambda: stage_of(client, second) == "WAITING_FOR_MEMORY", "the load to wait"
             )
             (shown,) = [c for c in client.list() if c.source == second]
             assert shown.progress.waiting_ranks == (0,)
             assert f"process {os.getpid()}" in shown.waits_for
             assert marked(client, client.load(small, layout="replicate:2"))
             assert waiting.is_alive()
-        assert isinstance(waiting.outcome(60), ckptd.Checkpoint), waiting.result
+        assert isinstance(waiting.outcome(120), ckptd.Checkpoint), waiting.result
         for rank in range(2):
             with ckptd.connect(group.address(rank)) as own:
                 assert marked(own, waiting.result)

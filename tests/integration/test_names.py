@@ -36,7 +36,7 @@ def load_together(pair, path, stages, **options):
         PLACE.is_at = (rank, len(stages))
         with ckptd.connect(pair.address(rank)) as client:
             try:
-                return load_into(stages[rank], path, client=client, timeout=30, **options)
+                return load_into(stages[rank], path, client=client, timeout=60, **options)
             except ckptd.Error as error:
                 return error
 

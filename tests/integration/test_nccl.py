@@ -1,5 +1,6 @@
 """Daemons whose bytes travel by NCCL: real processes, over the fake NCCL and the fake driver."""
 
+import concurrent.futures
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import fake_cuda
 import fake_nccl
 import pytest
 from group import BINARIES, clean_environment, wait_until
-from nccl_bench import HEARTBEATS, LIMIT, NCCL, begin, exchanged, failure, holding, load, sample, tensor_bytes
+from nccl_bench import HEARTBEATS, LIMIT, NCCL, SLOW, begin, exchanged, failure, holding, load, sample, tensor_bytes
 
 pytest.importorskip("cuda.bindings.driver")
 pytestmark = pytest.mark.skipif(fake_nccl.why_not() is not None, reason=str(fake_nccl.why_not()))
@@ -178,7 +179,7 @@ def test_what_cannot_be_had_is_an_error_at_the_start(tmp_path, options, said):
 
 def slow(cuda, *faults, ranks=4, **options):
     """A bench on which a load of sample() takes some seconds."""
-    return cuda(ranks, daemon=(*NCCL, *HEARTBEATS), nccl={"link_bytes_per_second": 1500000, "faults": faults, **options})
+    return cuda(ranks, daemon=(*NCCL, *HEARTBEATS), nccl={"link_bytes_per_second": SLOW, "faults": faults, **options})
 
 
 @pytest.mark.parametrize("comm, said", [("nccl", "; between GPUs NCCL 2."), ("host", "; without NCCL: --comm is host")])
@@ -199,8 +200,8 @@ def test_who_asks_is_told_which_nccl_carries_bytes_or_why_none_does(cuda, comm, 
 def test_a_rank_that_is_lost_in_the_middle_is_named_and_the_next_load_works(cuda, tmp_path, ranks, victim, number, seen):
     bench = slow(cuda, ranks=ranks, deaths_seen=seen)
     source, _ = sample(tmp_path)
-    name = begin(bench, source, f"fsdp:{ranks}")
     pid = bench.group.pid(victim)
+    name = begin(bench, source, f"fsdp:{ranks}")
     since = time.monotonic()
     os.kill(pid, number)
     try:
@@ -237,10 +238,13 @@ def test_all_hear_that_a_rank_has_failed_before_its_nccl_has_let_go(cuda, tmp_pa
     faults = [f"{call} nth=1 error=3", "ncclCommAbort hang=1"]
     bench = cuda(3, daemon=(*NCCL, *HEARTBEATS), nccl={"faults": faults})
     source, _ = sample(tmp_path)
-    since = time.monotonic()
-    answer = bench.group.ctl("load", source, "--layout", "fsdp:3")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(bench.group.ctl, "load", source, "--layout", "fsdp:3")
+        wait_until(lambda: bench.nccl.trace('"result":3'), "the mistake")
+        since = time.monotonic()
+        answer = asked.result()
     assert answer.returncode == 1 and "NCCL answers 3" in answer.stderr, answer.stderr
-    assert time.monotonic() - since < 5, "an abort is waited for for 5 s"
+    assert time.monotonic() - since < 4, "an abort is waited for for 5 s"
 
 
 @pytest.mark.parametrize("reader", ["rank0", "all"])
@@ -289,9 +293,10 @@ def test_a_reader_whose_gpu_has_no_room_for_what_it_sends_says_so_and_the_next_l
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_when_the_leader_is_killed_in_the_middle_all_others_say_so_in_time(cuda, tmp_path, ranks):
     bench = slow(cuda, ranks=ranks)
+    leader = bench.group.pid(0)
     name = begin(bench, sample(tmp_path)[0], f"fsdp:{ranks}")
     since = time.monotonic()
-    os.kill(bench.group.pid(0), signal.SIGKILL)
+    os.kill(leader, signal.SIGKILL)
     for rank in range(1, ranks):
         why = failure(bench, name, since, rank)
         assert "rank 0" in why["message"], why

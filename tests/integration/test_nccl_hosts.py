@@ -8,7 +8,7 @@ import fake_nccl
 import pytest
 from group import wait_until
 from hosts import SpreadGroup, why_not
-from nccl_bench import HEARTBEATS, LIMIT, NCCL, begin, exchanged, failure, holding, load, sample, tensor_bytes
+from nccl_bench import HEARTBEATS, LIMIT, NCCL, SLOW, begin, exchanged, failure, holding, load, sample, tensor_bytes
 
 pytest.importorskip("cuda.bindings.driver")
 WHY_NOT = why_not() or fake_nccl.why_not()
@@ -156,15 +156,21 @@ def test_a_link_that_stands_still_once_all_else_is_done_is_given_up_and_the_next
     load(bench, sample(tmp_path / "next", count=1)[0], "fsdp:4")
 
 
+def crosses(bench, network, source, layout):
+    """Bytes that the second host receives during a load. Heartbeats are among them."""
+    before = network.bytes_received(1)
+    bench.group.json("load", source, "--layout", layout)
+    return network.bytes_received(1) - before
+
+
 # How much of what storage holds may cross the cable to the second host. Of five files that take
 # turns among four readers, three are read on the first host.
 @pytest.mark.parametrize("reader, least, most", [("rank0", 1 / 2, 1 / 2), ("per_node", 0, 0), ("all", 1 / 4, 0.31)])
 def test_storage_is_read_once_and_only_what_a_host_needs_crosses_to_it(spread, network, tmp_path, reader, least, most):
     bench = spread("--reader", reader)
     source, state = sample(tmp_path, rows=2001)
-    before = network.bytes_received(1)
+    crossed = crosses(bench, network, source, "fsdp:4")
     checkpoint = load(bench, source, "fsdp:4")
-    crossed = network.bytes_received(1) - before
     size = tensor_bytes(state)
     assert int(checkpoint["progress"]["read"]["storage_bytes"]) == size
     # Headers of packets, and what the daemons tell each other.
@@ -174,9 +180,8 @@ def test_storage_is_read_once_and_only_what_a_host_needs_crosses_to_it(spread, n
 def test_a_replica_on_the_other_host_is_sent_each_shard_once(spread, network, tmp_path):
     bench = spread()
     source, state = sample(tmp_path, rows=2001)
-    before = network.bytes_received(1)
+    crossed = crosses(bench, network, source, "hsdp:2x2")
     load(bench, source, "hsdp:2x2")
-    crossed = network.bytes_received(1) - before
     assert tensor_bytes(state) <= crossed <= tensor_bytes(state) * 1.05 + 400_000
 
 
@@ -191,7 +196,7 @@ def test_a_slow_cable_is_only_slow(spread, network, tmp_path):
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
 def test_a_rank_that_is_killed_on_either_host_is_named_to_all_in_time_and_the_next_load_works(spread, tmp_path, victim):
-    bench = spread(link_bytes_per_second=1500000)
+    bench = spread(link_bytes_per_second=SLOW)
     name = begin(bench, sample(tmp_path)[0])
     since = time.monotonic()
     os.kill(bench.group.pid(victim), signal.SIGKILL)
@@ -206,7 +211,7 @@ def test_a_rank_that_is_killed_on_either_host_is_named_to_all_in_time_and_the_ne
 
 def test_a_cut_cable_ends_the_load_in_time_names_a_rank_behind_it_and_mended_the_next_load_works(
         spread, network, tmp_path):
-    bench = spread(link_bytes_per_second=1500000)
+    bench = spread(link_bytes_per_second=SLOW)
     source, _ = sample(tmp_path)
     name = begin(bench, source)
     since = time.monotonic()

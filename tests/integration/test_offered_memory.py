@@ -46,7 +46,7 @@ def test_every_reader_finds_it_whatever_way_of_reading_is_asked_for(tmp_path, of
     with Group(tmp_path, 2, "--reader", reader, "--read", way) as group:
         loads = load_everywhere(group, path)
         for rank, loading in enumerate(loads):
-            with ckptd.connect(group.address(rank)) as client, client.acquire(loading.outcome(30)) as shard:
+            with ckptd.connect(group.address(rank)) as client, client.acquire(loading.outcome(60)) as shard:
                 assert bytes(shard.tensors["many"].buffer) == many.chunk(2)[rank].numpy().tobytes()
                 turned = torch.arange(60.0).reshape(6, 10).t().contiguous().chunk(2)[rank]
                 assert bytes(shard.tensors["turned"].buffer) == turned.numpy().tobytes()
@@ -75,7 +75,7 @@ def test_a_trainer_that_is_killed_while_it_is_read_is_an_error_that_names_its_fi
         assert_nothing_is_left(group)
         again = save(tmp_path / "after.safetensors", {"w": torch.ones(8)})
         for loading in load_everywhere(group, again):
-            assert loading.outcome(30).state == "ACTIVE"
+            assert loading.outcome(60).state == "ACTIVE"
 
 
 def test_what_is_offered_says_nothing_to_who_does_not_know_it(offer):

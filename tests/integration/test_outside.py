@@ -67,7 +67,7 @@ def on_meta():
 @pytest.mark.parametrize("rank", range(WORLD))
 def test_load_into_fills_a_model_from_one_daemon_alone(rank, daemons, path):
     for model in (on_meta(), Tied()):
-        result = ckptd.torch.load_into(model, path, address=daemons.address(rank), timeout=20)
+        result = ckptd.torch.load_into(model, path, address=daemons.address(rank), timeout=60)
         assert_holds(model, path)
         assert model.head.weight is model.embed.weight and not (result.missing or result.unexpected)
     sizes = [int(daemons.info(r)["memory"]["used_bytes"]) for r in range(WORLD)]
@@ -118,13 +118,13 @@ def test_names_of_one_tensor_are_compared(strict, daemons, path):
 def test_a_number_saved_in_shape_1_is_taken(daemons, path):
     save_file({**load_file(path), "steps": torch.tensor([5])}, path)
     model = on_meta()
-    ckptd.torch.load_into(model, path, address=daemons.address(0), timeout=20)
+    ckptd.torch.load_into(model, path, address=daemons.address(0), timeout=60)
     assert model.steps == 5 and model.steps.shape == ()
 
 
 def test_load_into_casts(daemons, path):
     model = on_meta()
-    ckptd.torch.load_into(model, path, dtype=torch.bfloat16, address=daemons.address(0), timeout=20)
+    ckptd.torch.load_into(model, path, dtype=torch.bfloat16, address=daemons.address(0), timeout=60)
     assert torch.equal(model.up.weight, values(path)["up.weight"].bfloat16()) and model.steps == 3
 
 
@@ -145,7 +145,7 @@ def test_load_checkpoint_in_model_fills_a_model_as_accelerate_does(device_map, d
     mine = Tied()
     theirs = copy.deepcopy(mine)
     accelerate.load_checkpoint_in_model(theirs, path, device_map=device_map)
-    with ckptd.accelerate.patch(address=daemons.address(0), timeout=20):
+    with ckptd.accelerate.patch(address=daemons.address(0), timeout=60):
         accelerate.load_checkpoint_in_model(mine, path, device_map=device_map)
     for name, tensor in theirs.state_dict().items():
         assert torch.equal(mine.state_dict()[name], tensor), name
@@ -153,7 +153,7 @@ def test_load_checkpoint_in_model_fills_a_model_as_accelerate_does(device_map, d
 
 def test_a_state_dict_in_memory_is_placed(daemons, path):
     model = on_meta()
-    ckptd.torch.DistModule(model, address=daemons.address(0), timeout=20).load_state_dict(values(path))
+    ckptd.torch.DistModule(model, address=daemons.address(0), timeout=60).load_state_dict(values(path))
     assert_holds(model, path)
 
 
@@ -163,7 +163,7 @@ def test_from_pretrained_loads_as_without_the_patch(daemons, tmp_path):
     case = Case("llama", "llama")
     path = case.save(tmp_path)
     native, _ = case.load(path, 1)
-    with ckptd.patch(address=daemons.address(0), timeout=20):
+    with ckptd.patch(address=daemons.address(0), timeout=60):
         mine, _ = case.load(path, 1)
     assert difference(facts_of(native), facts_of(mine), "model") is None
 
@@ -171,7 +171,7 @@ def test_from_pretrained_loads_as_without_the_patch(daemons, tmp_path):
 def test_a_process_that_is_a_rank_is_told_of_the_wrong_number_as_before(daemons, path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "1")
     with pytest.raises(ckptd.InvalidArgument, match="this group has 2"):
-        ckptd.torch.load_into(on_meta(), path, address=daemons.address(0), timeout=20)
+        ckptd.torch.load_into(on_meta(), path, address=daemons.address(0), timeout=60)
 
 
 @pytest.mark.parametrize("device_map", [None, {"": "cpu"}])
@@ -179,6 +179,6 @@ def test_the_native_way_is_open_past_daemons_of_another_job(device_map, daemons,
     """In accelerate's functions as in transformers'."""
     monkeypatch.setenv("WORLD_SIZE", "1")
     mine = Tied()
-    with ckptd.accelerate.patch(address=daemons.address(0), timeout=20, fallback="native"):
+    with ckptd.accelerate.patch(address=daemons.address(0), timeout=60, fallback="native"):
         accelerate.load_checkpoint_in_model(mine, path, device_map=device_map)
     assert torch.equal(mine.up.weight, values(path)["up.weight"])

@@ -20,6 +20,7 @@ REASON = images.why_not() or why_not()
 pytestmark = pytest.mark.skipif(bool(REASON), reason=str(REASON))
 # Periods of seconds become tenths.
 TIME_SCALE = 0.1
+IMPORTS = 300  # seconds: torchrun and its trainers import PyTorch, one after the other and beside much else
 KEPT = ("/tmp/kept", "/dev/shm/kept")  # in two volumes of the trainer
 KEY = {"ckptd-group-key": {"key": b"0123456789abcdef" * 4}}
 
@@ -76,13 +77,14 @@ def pod(play):
 
 def said(pod, what):
     """Lines of the trainers so far."""
-    lines = [line for line in pod.log("trainer").splitlines() if line.startswith('{"rank"')]
+    whole = pod.log("trainer").split("\n")[:-1]
+    lines = [line for line in whole if line.startswith('{"rank"')]
     return [one for one in map(json.loads, lines) if one["what"] == what]
 
 
 def loaded(pod, run=1):
     """What both trainers of a pod said when they had loaded in their container's run of that number."""
-    pod.wait_until(lambda: len(said(pod, "loaded")) >= 2 * run, "its trainers to load")
+    pod.wait_until(lambda: len(said(pod, "loaded")) >= 2 * run, "its trainers to load", IMPORTS)
     return said(pod, "loaded")[2 * run - 2:2 * run]
 
 

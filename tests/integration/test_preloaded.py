@@ -48,7 +48,7 @@ def test_what_is_asked_for_while_it_is_read_by_rule_is_read_once(start, tmp_path
 
 def health(socket):
     with grpc.insecure_channel(f"unix:{socket}") as channel:
-        return channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=20)
+        return channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=60)
 
 
 def loaded(group, rank):

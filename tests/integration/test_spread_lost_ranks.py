@@ -21,7 +21,7 @@ def daemons(tmp_path_factory):
 
 def heard(folder, daemons, how, *functions):
     """What each rank that lives on heard of each function, when one was lost."""
-    run_ranks(daemons, folder, WORLD, HERE.parent / "cases/lost_rank.py", [how, *functions], patience=120)
+    run_ranks(daemons, folder, WORLD, HERE.parent / "cases/lost_rank.py", [how, *functions])
     lost = 0 if how in ("its store goes with it", "it is rank 0 and late") else WORLD - 1
     files = [folder / f"rank-{rank}.json" for rank in range(WORLD) if rank != lost]
     assert all(file.exists() for file in files), said(folder, WORLD)
@@ -55,8 +55,8 @@ def test_ranks_that_wait_for_a_late_one_hear_for_whom_long_before_their_deadline
 
 
 def test_in_a_group_that_is_made_anew_calls_are_in_step_and_a_lost_rank_is_named(daemons, tmp_path):
-    run_ranks(daemons, tmp_path, WORLD, HERE.parent / "cases/regrouped.py", patience=120)
+    run_ranks(daemons, tmp_path, WORLD, HERE.parent / "cases/regrouped.py")
     for rank in range(WORLD - 1):
         apart, loaded, lost = json.loads((tmp_path / f"rank-{rank}.json").read_text())
         assert apart[0] == "ValueError" and loaded[:2] == ["", ""], (apart, loaded)
-        assert lost[0] == "Aborted" and f"waiting for rank {WORLD - 1}: its process" in lost[1] and lost[2] < 10, lost
+        assert lost[0] == "Aborted" and f"waiting for rank {WORLD - 1}: its process" in lost[1] and lost[2] < SOON, lost

@@ -38,7 +38,7 @@ class Still:
             stack.enter_context(self.group)
             self.before = footprints(self.group, sparse(folder / "warm.safetensors", 1 << 20))
             # A load that gathers waits for a member that may come back, as long as its clients do.
-            timeout = 5 if (stage, who) == ("GATHERING", "member") else 60
+            timeout = 10 if (stage, who) == ("GATHERING", "member") else 60
             self.held = stack.enter_context(Hold(self.group, stage, folder, timeout=timeout))
             self.held.stop(*WHO[who])
             self.since = time.monotonic()

@@ -91,7 +91,7 @@ def test_a_certificate_for_another_host_is_refused(network, authority, tmp_path_
 ])
 def test_settings_that_cannot_be_are_named_at_the_start(tmp_path, options, complaint):
     answer = subprocess.run([BINARIES / "ckptd", "run", "--run-dir", tmp_path, *options], env=clean_environment(),
-                            capture_output=True, text=True, timeout=20)
+                            capture_output=True, text=True, timeout=60)
     assert answer.returncode == 2 and complaint in answer.stderr, answer.stderr
 
 
@@ -99,5 +99,5 @@ def test_a_key_where_a_certificate_belongs_is_named(tmp_path, authority):
     _, key = authority.issue("rank-0", *EVERYWHERE)
     answer = subprocess.run([BINARIES / "ckptd", "run", "--run-dir", tmp_path / "r", "--tls-cert", key, "--tls-key",
                              key, "--tls-ca", authority.certificate],
-                            env=clean_environment(), capture_output=True, text=True, timeout=20)
+                            env=clean_environment(), capture_output=True, text=True, timeout=60)
     assert answer.returncode == 2 and "no CERTIFICATE" in answer.stderr, answer.stderr

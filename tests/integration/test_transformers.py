@@ -26,7 +26,7 @@ def outcomes(tmp_path_factory):
         if world not in cache:
             folder = tmp_path_factory.mktemp("w")
             with Group(tmp_path_factory.mktemp("m"), world) as group:
-                run_ranks(group, folder, world, WORKER, environment=OFFLINE, patience=300,
+                run_ranks(group, folder, world, WORKER, environment=OFFLINE, patience=900,
                           modules=warm.TRANSFORMERS)
                 log = group.log()
             held = [json.loads(file.read_text()) for file in sorted(folder.glob("held-*.json"))]

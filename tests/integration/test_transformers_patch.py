@@ -125,7 +125,7 @@ def test_a_load_that_fails_ends_from_pretrained_or_goes_on_natively_if_allowed(s
     folder = group.run_dir / "big"
     made = transformers.AutoModelForCausalLM.from_config(big)
     made.save_pretrained(folder)
-    with ckptd.patch(address=group.address(0), timeout=20, fallback=fallback):
+    with ckptd.patch(address=group.address(0), timeout=60, fallback=fallback):
         if fallback is None:
             with pytest.raises(ckptd.ResourceExhausted):
                 transformers.AutoModelForCausalLM.from_pretrained(folder)

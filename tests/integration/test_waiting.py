@@ -9,7 +9,7 @@ import ckptd
 import pytest
 from faults import sparse
 from group import BINARIES, PATIENCE, SOON, Daemon, Group, clean_environment, wait_until
-from probe import free_port
+from ports import free_port
 
 
 def command(run_dir, *arguments, job="job"):
@@ -72,7 +72,7 @@ def test_waiting_ends_at_its_time_with_4_and_without_a_daemon_with_3(tmp_path_fa
     daemon = Daemon(folder, ranks=2)
     try:
         wait_until(lambda: daemon.info(0), "the daemon")
-        missing = ctl(folder, "wait", "--timeout", "500ms")
+        missing = ctl(folder, "wait", "--timeout", "2s")
         assert missing.returncode == 4
         assert "the group is not complete: waiting for rank 1" in missing.stderr
     finally:
@@ -104,7 +104,7 @@ def test_in_a_pod_without_rank_0_the_lowest_rank_there_is_meant_and_that_is_said
     assert said.returncode == 0, said.stderr
     assert json.loads(said.stdout)["rank"] == 2
     assert said.stderr == "ckptctl: rank 0 is on another host; this is about rank 2\n"
-    missing = ctl(second_pod.run_dir, "wait", "--timeout", "500ms")
+    missing = ctl(second_pod.run_dir, "wait", "--timeout", "2s")
     assert missing.returncode == 4 and missing.stderr.count("this is about rank 2") == 1
 
 

@@ -25,7 +25,7 @@ class Wire:
             while True:
                 near, _ = self.listener.accept()
                 try:
-                    far = socket.create_connection(self.target, timeout=10)
+                    far = socket.create_connection(self.target, timeout=60)
                 except OSError:
                     near.close()
                     continue
@@ -47,13 +47,13 @@ class Wire:
     def close(self):
         self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
-        self.threads[0].join(10)
+        self.threads[0].join(60)
         with self.lock:
             for end in self.open:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
         for thread in self.threads[1:]:
-            thread.join(10)
+            thread.join(60)
         for end in self.open:
             end.close()
 

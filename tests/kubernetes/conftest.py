@@ -4,5 +4,6 @@ import pathlib
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-if str(HERE) not in sys.path:
-    sys.path.insert(0, str(HERE))
+for path in (str(HERE), str(HERE.parent / "testing")):
+    if path not in sys.path:
+        sys.path.insert(0, path)

@@ -4,7 +4,6 @@ import contextlib
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -13,6 +12,7 @@ import grpc
 import pytest
 
 import manifests
+from ports import free_port
 
 BINARIES = pathlib.Path(os.environ.get("CKPTD_BUILD_DIR", manifests.ROOT / "build")).resolve() / "bin"
 # A busy machine starts a daemon in seconds.
@@ -28,12 +28,6 @@ def binaries():
 
 
 SERVING = b"\x08\x01"
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 class Pod:

@@ -86,11 +86,11 @@ class FakeDaemon:
             self.lock.notify_all()
         self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
-        self.server.stop(0).wait(5)
+        self.server.stop(0).wait(60)
         for slab in self.slabs.values():
             slab.close()
 
-    def wait_for(self, condition, timeout=10.0):
+    def wait_for(self, condition, timeout=60.0):
         with self.lock:
             assert self.lock.wait_for(condition, timeout), (
                 "the fake daemon never came to that state"

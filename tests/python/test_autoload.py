@@ -46,7 +46,7 @@ def site(folder, broken):
 def run(folder, program, given="", **environment):
     env = {k: v for k, v in os.environ.items() if not k.startswith("CKPTD_")}
     env = {**env, "PYTHONPATH": str(folder), **environment}
-    return subprocess.run([sys.executable, "-c", program], env=env, input=given, capture_output=True, text=True, timeout=240)
+    return subprocess.run([sys.executable, "-c", program], env=env, input=given, capture_output=True, text=True, timeout=600)
 
 
 def lines_of(done):

@@ -27,6 +27,7 @@ WRONG = [
     *(("pretrained", *wrong) for wrong in SHARED),
     ("pretrained", ["--only", "nothing"], "no line is called 'nothing'; there are: plain float32"),
     *(("first_load", *wrong) for wrong in SHARED),
+    *(("sources", *wrong) for wrong in SHARED),
     *(("tools", *wrong) for wrong in SHARED),
     ("planning", ["--ranks", "7"], "'7' is no number of 8 or more"),
     ("planning", ["--tensors", "many"], "'many' is no number of 1 or more"),
@@ -61,7 +62,7 @@ def test_arguments_can_be_checked_alone(program, tmp_path):
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("program", ["", "link", "first-load", "planning", "pretrained"])
+@pytest.mark.parametrize("program", ["", "link", "first-load", "planning", "pretrained", "sources", "tools"])
 def test_the_first_word_says_which_program_is_run(program):
     if not (BENCH.parents[1] / ".venv/bin/python").exists():
         pytest.skip("without .venv it would be made")

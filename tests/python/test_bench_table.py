@@ -73,6 +73,33 @@ def test_each_loading_function_is_held_against_its_original(ours, original, time
     assert missed(found) == []
 
 
+@pytest.mark.parametrize("name", contenders.SOURCES)
+def test_other_formats_are_to_take_hardly_longer_than_safetensors(name):
+    found = all_reached()
+    found[name] = samples_of(1.16)
+    assert missed(found) == [f"{name}, beside safetensors"]
+    found[contenders.SAFETENSORS] = samples_of(1.02)
+    assert missed(found) == []
+
+
+def test_what_small_tensors_cost_is_shown_and_not_judged():
+    table = report.Table()
+    report.small(table, {"safetensors": samples_of(0.2), "DCP": samples_of(0.5)}, 10_000)
+    assert table.lines == [("10,000 tensors of 4 KB, safetensors", "200 ms", "", None),
+                           ("10,000 tensors of 4 KB, DCP", "500 ms, 2.50 x", "", None)]
+
+
+def test_tools_on_files_that_are_too_slow_are_shown_as_missed():
+    import tools
+
+    found = {"bytes": 1_600_000_000, "ranks": 4, "rounds": 3, "samples": {
+        "fast": {"ours": [1.0] * 3, "other": [0.8] * 3, "least": tools.COPY},
+        "slow": {"ours": [1.0] * 3, "other": [2.9] * 3, "least": tools.FOREIGN}}}
+    fast, slow = tools.text(found).splitlines()[-2:]
+    assert fast.split() == ["fast", "1.00", "0.80", "0.80x", "0.8x"]
+    assert slow.split() == ["slow", "1.00", "2.90", "2.90x", "3.0x", "MISSED"]
+
+
 def test_what_starts_from_memory_has_its_state_dict_before_the_clock():
     in_memory = {name for pair in ORIGINALS if pair[2] == 4 for name in pair[:2]}
     assert set(contenders.PREPARE) == in_memory

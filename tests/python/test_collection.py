@@ -54,15 +54,15 @@ def held_by_a_thread():
     def hold():
         with gc_paused():
             inside.set()
-            leave.wait(30)
+            leave.wait(60)
 
     def go_on():
         leave.set()
-        thread.join(30)
+        thread.join(60)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert inside.wait(30)
+    assert inside.wait(60)
     return go_on
 
 

@@ -67,7 +67,7 @@ def other_rank(monkeypatch):
     launched, wait = threading.Event(), cu.cuCtxSynchronize
 
     def synchronize():
-        assert launched.wait(30)
+        assert launched.wait(60)
         return wait()
 
     launched.set()
@@ -132,5 +132,5 @@ def test_a_thread_without_a_context_may_drop_the_memory(client, source, calls, c
 
     thread = threading.Thread(target=drop)
     thread.start()
-    thread.join(30)
+    thread.join(60)
     assert contexts == [0] and calls().count("cuMemUnmap") >= 1

@@ -1,7 +1,6 @@
 """Process groups that one process has one after the other, as torchrun's addresses name them."""
 
 import os
-import socket
 import subprocess
 import sys
 
@@ -9,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from ports import free_port  # noqa: E402
 from worker_group import PYTHONPATH  # noqa: E402
 
 RANK = """
@@ -18,8 +18,8 @@ from ckptd._rpc import Deadline
 from ckptd.torch.agree import _agreement
 ended = pathlib.Path(sys.argv[1])
 for turn in range(3):
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
-    with _agreement.agree("loading", Deadline(20)):
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
+    with _agreement.agree("loading", Deadline(120)):
         pass
     dist.barrier()
     dist.destroy_process_group()
@@ -31,16 +31,13 @@ for turn in range(3):
 
 
 def test_a_group_begins_anew_when_the_one_before_has_agreed_on_loads(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     env = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2",
-           "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+           "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [subprocess.Popen([sys.executable, "-c", RANK, str(tmp_path)], env={**env, "RANK": str(rank)},
                               stderr=subprocess.PIPE, text=True) for rank in range(2)]
     try:
         for rank in ranks:
-            _, said = rank.communicate(timeout=60)
+            _, said = rank.communicate(timeout=240)
             assert rank.returncode == 0, said[-3000:]
     finally:
         for rank in ranks:

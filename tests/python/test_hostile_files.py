@@ -24,7 +24,7 @@ class HashTool:
 
     def close(self):
         self._process.stdin.close()
-        assert self._process.wait(timeout=10) == 0
+        assert self._process.wait(timeout=60) == 0
 
     def open(self, source):
         self._process.stdin.write(f"{source}\n".encode())

@@ -225,7 +225,7 @@ def test_a_killed_process_ends_its_lease(daemon, source):
     assert holder.stdout.readline() == b"held\n"
     daemon.wait_for(lambda: daemon.leases == 1)
     holder.kill()
-    holder.communicate(timeout=30)
+    holder.communicate(timeout=60)
     daemon.wait_for(lambda: daemon.leases == 0)
 
 

@@ -87,7 +87,7 @@ def daemon(tmp_path):
     reply = SimpleNamespace(fd_socket=str(tmp_path / "fd.sock"), rank=3)
     connection = SimpleNamespace(call=lambda *_: reply, address=SimpleNamespace(path=str(tmp_path / "rank.sock")))
     took.passing = _passing.Passing(connection, True)
-    took.join = lambda: thread.join(10)
+    took.join = lambda: thread.join(60)
     yield took
     listener.close()
     for fd in took.fds:
@@ -103,7 +103,7 @@ def test_each_path_comes_with_its_descriptor_and_the_connection_lasts_as_long_as
     folder.mkdir()
     for number in range(count):
         (folder / f"{number:03}").write_text(str(number))
-    with daemon.passing.files(str(folder), Deadline(10)) as passed:
+    with daemon.passing.files(str(folder), Deadline(60)) as passed:
         assert passed and daemon.passing.rank == 3 and not daemon.ended
         magic, files, job, size = daemon.header
         assert (magic, files, job, size) == (b"CKPTDFDS", count, 32, len(daemon.text))
@@ -118,7 +118,7 @@ def test_a_daemon_that_takes_no_files_is_asked_without_them(tmp_path, daemon, ca
     sentence = b"the token is unknown"
     daemon.answer = struct.pack("<4sIIII", b"CKP1", 16, 0, 0, len(sentence)) + sentence
     (tmp_path / "m").write_bytes(b"bytes")
-    with caplog.at_level(logging.WARNING), daemon.passing.files(str(tmp_path / "m"), Deadline(10)) as passed:
+    with caplog.at_level(logging.WARNING), daemon.passing.files(str(tmp_path / "m"), Deadline(60)) as passed:
         assert not passed
     assert "the token is unknown" in caplog.text
 
@@ -126,5 +126,5 @@ def test_a_daemon_that_takes_no_files_is_asked_without_them(tmp_path, daemon, ca
 def test_the_daemon_of_this_user_gets_no_descriptors(tmp_path, daemon):
     (tmp_path / "m").write_bytes(b"bytes")
     daemon.passing.foreign = False
-    with daemon.passing.files(str(tmp_path / "m"), Deadline(10)) as passed:
+    with daemon.passing.files(str(tmp_path / "m"), Deadline(60)) as passed:
         assert not passed and daemon.fds == []

@@ -89,7 +89,7 @@ def closed(file):
     others = set(threading.enumerate())
     file.close()
     for thread in set(threading.enumerate()) - others:
-        thread.join(10)
+        thread.join(60)
 
 
 def test_its_memory_is_gone_when_it_is_closed(staged):
@@ -151,7 +151,7 @@ def test_what_is_no_file_in_the_folder_is_not_waited_for_and_stays(staged, tmp_p
     files = []
     thread = threading.Thread(target=lambda: files.append(staged({"a": torch.zeros(2)})), daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert files, "it waits for somebody to write into the pipe"
     assert sorted(os.listdir(tmp_path)) == sorted([pipe.name, os.path.basename(files[0].path)])
 

@@ -11,7 +11,7 @@ CASES = HERE.parent / "cases"
 PYTHONPATH = f"{HERE.parents[1] / 'client/python/src'}:{CASES}:{HERE}"
 
 
-def run_group(folder, world, cases=(), timeout=150, module="fsdp_cases"):
+def run_group(folder, world, cases=(), timeout=900, module="fsdp_cases"):
     """case -> {rank: traceback or None}, of `cases` of a module, or all, by fsdp_worker on `world` ranks."""
     env = {
         "PYTHONPATH": PYTHONPATH,

@@ -53,4 +53,4 @@ class Authority:
 
     @staticmethod
     def _openssl(*arguments):
-        subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=30)
+        subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=120)

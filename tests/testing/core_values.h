@@ -14,7 +14,7 @@
 namespace ckptd {
 
 // Far enough that only a broken test reaches it.
-inline Deadline Soon() { return Clock::now() + std::chrono::seconds(20); }
+inline Deadline Soon() { return Clock::now() + std::chrono::seconds(60); }
 
 inline LoadRequest RuleRequest(const std::string& rules = "replicate:1",
                                const std::string& source = "/models/m") {

@@ -58,14 +58,19 @@ class FakeCuda:
 
     def held_bytes(self):
         """Bytes of device memory that any process has by a handle, a mapping or a descriptor."""
-        total = 0
-        for path in (self.folder / "state").glob("*-*-*-*"):
-            with open(path) as file:
-                try:
-                    # Each holder has a shared lock, which the kernel drops with the last descriptor.
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    total += os.fstat(file.fileno()).st_size
+        total, state = 0, self.folder / "state"
+        if not (state / "lock").exists():
+            return 0  # nobody has had any yet
+        with open(state / "lock") as lock:
+            # A process that makes a file, locks it or removes it has this lock.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for path in state.glob("*-*-*-*"):
+                with open(path) as file:
+                    try:
+                        # Each holder has a shared lock, which the kernel drops with the last descriptor.
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        total += os.fstat(file.fileno()).st_size
         return total
 
     def trace(self, pid=None, having=""):

@@ -16,7 +16,7 @@ BITS = {"mbit": 1e6, "gbit": 1e9}
 
 
 def tool(*arguments, check=True):
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
     if check and done.returncode != 0:
         raise RuntimeError(f"{' '.join(arguments)}: {done.stderr.strip() or done.stdout.strip()}")
     return done

@@ -88,7 +88,7 @@ class PickleTool:
     def close(self):
         if self._process.poll() is None:
             self._process.stdin.close()
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=60)
 
     def read(self, pickled):
         """What the pickle describes, in Python's own values; raises Refused."""

@@ -1,6 +1,7 @@
 """What a running process does until it has answered: time of its processor, and memory."""
 
 import contextlib
+import os
 import pathlib
 import types
 
@@ -15,9 +16,10 @@ def _memory(pid, field):
     raise ProcessLookupError(pid)
 
 
-def _seconds(pid):
-    tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+def cpu_seconds(pid):
+    """CPU seconds of all its threads so far, also of those that have ended."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
@@ -25,6 +27,6 @@ def cost_of(pid):
     """Afterwards what it gives has `seconds`, and `growth`, the most memory above that of before."""
     cost = types.SimpleNamespace(seconds=None, growth=None)
     pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
-    memory, seconds = _memory(pid, "VmRSS"), _seconds(pid)
+    memory, seconds = _memory(pid, "VmRSS"), cpu_seconds(pid)
     yield cost
-    cost.growth, cost.seconds = _memory(pid, "VmHWM") - memory, _seconds(pid) - seconds
+    cost.growth, cost.seconds = _memory(pid, "VmHWM") - memory, cpu_seconds(pid) - seconds

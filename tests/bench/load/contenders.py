@@ -27,6 +27,7 @@ class Job:
     source: pathlib.Path  # folder of safetensors files
     saved: pathlib.Path  # DCP checkpoint of the same number of ranks
     saved_elsewhere: pathlib.Path  # DCP checkpoint of another number of ranks
+    pickled: pathlib.Path  # folder of one file of torch
     keep: list = dataclasses.field(default_factory=list)  # outlives the clock
     state: dict = dataclasses.field(default_factory=dict)  # rank 0's, by PREPARE
 
@@ -205,7 +206,7 @@ def mmap_views(job):
     _assign(job, local_of)
 
 
-def _ckptd(job, **options):
+def _ckptd(job, source=None, **options):
     import ckptd.torch
     import model as llama
 
@@ -213,7 +214,7 @@ def _ckptd(job, **options):
         rotary = module.model.rotary_emb
         rotary.inv_freq = llama.inverse_frequencies(rotary.head_size)
 
-    result = ckptd.torch.load_into(job.model, job.source, timeout=120, init_buffers=buffers, **options)
+    result = ckptd.torch.load_into(job.model, source or job.source, timeout=120, init_buffers=buffers, **options)
     assert not result.copied, result.copied
     job.keep.append(result)
 
@@ -226,6 +227,10 @@ def ckptd_no_digests(job):
     _ckptd(job, digest=False)
 
 
+def ckptd_from(what):
+    return lambda job: _ckptd(job, getattr(job, what), digest=False)
+
+
 def save_for_dcp(job):
     """Not a contender: writes what the dcp.load ones read."""
     import torch.distributed.checkpoint as dcp
@@ -234,10 +239,12 @@ def save_for_dcp(job):
     dcp.save(job.model.state_dict(), checkpoint_id=str(job.saved))
 
 
-SAVE = "save for dcp.load"
+SAVE, SAFETENSORS = "save for dcp.load", "ckptd, digests off"
+# The same load from other formats, without digests, too.
+SOURCES = ("ckptd, torch zip", "ckptd, DCP of as many ranks", "ckptd, DCP of another number of ranks")
 CONTENDERS = {
     SAVE: save_for_dcp,
-    "ckptd, digests off": ckptd_no_digests,
+    SAFETENSORS: ckptd_no_digests,
     "ckptd, digests on": ckptd_digests,
     "ckptd, re-attach": ckptd_digests,
     "ckptd fsdp2_load_full_state_dict": of_path(ckptd_full_state_dict),
@@ -248,6 +255,7 @@ CONTENDERS = {
     "ckptd set_model_state_dict, in memory": of_memory(ckptd_set_model_state_dict),
     "ckptd DistModule": of_path(ckptd_dist_module),
     "ckptd load_checkpoint_in_model": of_path(ckptd_in_model),
+    **dict(zip(SOURCES, map(ckptd_from, ("pickled", "saved", "saved_elsewhere")))),
     "accelerate fsdp2_load_full_state_dict": of_file(accelerate),
     "accelerate, state dict in memory": of_memory(accelerate),
     "accelerate load_checkpoint_in_model": of_path(accelerate_in_model),
@@ -259,6 +267,9 @@ CONTENDERS = {
     "safetensors get_slice + clone": slice_and_clone,
     "mmap views": mmap_views,
 }
+# What is read in place of the source.
+READS = {"dcp.load, same layout": "saved", "dcp.load, resharded": "saved_elsewhere",
+         **dict(zip(SOURCES, ("pickled", "saved", "saved_elsewhere")))}
 # What is done before the clock starts.
 PREPARE = {name: state_in_memory for name in CONTENDERS if "in memory" in name}
 OURS = [name for name in CONTENDERS if name.startswith("ckptd")]

@@ -63,7 +63,7 @@ def daemons_of(kind, binaries, run_dir, nbytes, ranks):
 def load(kind, options, source, nbytes, run_dir, check=False):
     """One sample, with what the daemons had ready when the load began."""
     daemons = daemons_of(kind, options.binaries, run_dir, nbytes, options.ranks)
-    bench = rounds.Bench(daemons, source, source, source, options.bytes, options.ranks)
+    bench = rounds.Bench(daemons, source, options.bytes, options.ranks)
     ready = []
 
     def gate():

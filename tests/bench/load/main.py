@@ -26,6 +26,7 @@ import growth  # noqa: E402
 import pretrained  # noqa: E402
 import report  # noqa: E402
 import rounds  # noqa: E402
+import sources  # noqa: E402
 from running import say, starter  # noqa: E402
 
 
@@ -34,19 +35,9 @@ HELP = """`tests/bench/run link` measures loads to another host beside iperf3 on
 pretrained` more ways of from_pretrained, and `tests/bench/run planning` plans for thousands of ranks; see
 their --help.
 
-A run of the default size takes some 35 minutes and leaves 12 GB in the directory. It ends with 0 also where
+A run of the default size takes some 40 minutes and leaves 14 GB in the directory. It ends with 0 also where
 a target is missed: the table shows that. Targets are
 """ + f"{MEANT_FOR}.\n\nloaders:\n  "
-
-
-def dcp_checkpoint(start, folder, source, nbytes, ranks):
-    """What `dcp.load` reads: saved by `ranks` ranks, once."""
-    path = folder / f"dcp-{nbytes}-{ranks}"
-    if not (path / ".metadata").exists():
-        say(f"saving a DCP checkpoint from {ranks} ranks")
-        with start(ranks, 0) as daemons:
-            rounds.Bench(daemons, source, path, path, nbytes, ranks).run_ranks(contenders.SAVE, False)
-    return path
 
 
 def measure_loads(options, start, result):
@@ -54,20 +45,17 @@ def measure_loads(options, start, result):
     nbytes = make_checkpoint.make(source, options.bytes)
     ranks = options.ranks
     names = [n for n in (*contenders.OURS, *contenders.RIVALS) if options.only in n]
-    saved = elsewhere = None
-    if any("dcp.load" in name for name in names):
-        saved = dcp_checkpoint(start, options.directory, source, options.bytes, ranks)
-        elsewhere = dcp_checkpoint(start, options.directory, source, options.bytes, 2 if ranks != 2 else 4)
+    more = sources.prepare(start, options, source, names)
     arena = nbytes // ranks * 51 // 50 + (4 << 20)
     with contextlib.ExitStack() as stack:
         daemons = stack.enter_context(start(ranks, arena))
         own = any(name in contenders.APART for name in names)
         apart = stack.enter_context(start(ranks, arena, "apart")) if own else None
-        bench = rounds.Bench(daemons, source, saved, elsewhere, options.bytes, ranks, apart)
+        bench = rounds.Bench(daemons, source, options.bytes, ranks, apart, **more)
         result["warm"] = rounds.run(bench, names, options.rounds, rounds.WARM_FLOOR, False, say)
         if not options.only:
             rounds.forget(daemons, ranks)
-            bench.run_ranks("ckptd, digests off", False)
+            bench.run_ranks(contenders.SAFETENSORS, False)
             result["progress"] = rounds.resident(daemons)[0]["progress"]
         cold = [name for name in contenders.COLD if name in names]
         if options.cold and cold:
@@ -99,6 +87,8 @@ def show(options, result):
         show_loads(options, result, table)
     if "attached" in result:
         report.fixed(table, result["attached"], result["plans"], result["idle"], result["start_up"])
+    if "small" in result:
+        report.small(table, result["small"], sources.SMALL)
     if "first_load" in result:
         print(f"\n{first_load.text(result['first_load'])}")
         first_load.judge(table, result["first_load"]["samples"])
@@ -135,7 +125,7 @@ def read_arguments():
                         help="just the loaders whose names contain TEXT")
     parser.add_argument("--no-cold", dest="cold", action="store_false", help="leave the cold loads out")
     parser.add_argument("--no-fixed", dest="fixed", action="store_false",
-                        help="leave out what does not come from bytes: attach, plan, start-up")
+                        help="leave out what does not come from bytes: attach, plan, start-up, small tensors")
     parser.add_argument("--no-pretrained", dest="pretrained", action="store_false",
                         help="leave from_pretrained out, of which three rounds are measured at most")
     parser.add_argument("--growth", action="store_true",
@@ -166,6 +156,7 @@ def main():
             result["plans"] = fixed.plan(options.binaries)
             result["idle"] = fixed.idle(start)
             result["start_up"] = fixed.start_up(options.binaries, start)
+            result["small"] = sources.run_small(start, options.directory, options.rounds, say)
         if whole:
             result["first_load"] = first_load.run(options, say)
         if options.growth or options.growth_only:

@@ -2,6 +2,7 @@
 
 import statistics
 
+import contenders
 from rounds import COLD_FLOOR, WARM_FLOOR
 
 # The functions that users call already: ours, the original, how many times as fast.
@@ -68,6 +69,7 @@ def warm(table, found, nbytes, ranks):
     for ours, theirs, target in ORIGINALS:
         owner = theirs.split()[0].rstrip(",")
         table.at_least(f"{ours}, vs {owner}'s", median(found[theirs]) / median(found[ours]), target)
+    sources(table, found)
     views = median(found["mmap views"])
     table.plain("vs mmap views, first load", f"{views / off:.2f} x")
     table.at_least("vs mmap views, re-attach", views / median(found["ckptd, re-attach"]), 3)
@@ -84,6 +86,19 @@ def memory(table, samples, nbytes):
     table.at_most("shared memory of daemons and trainers / S", statistics.median(shared) / nbytes, 1.05, "S")
     own = [after - before for sample in samples for before, after in (rank["anon"] for rank in sample["memory"])]
     table.plain("memory a trainer adds to that", f"{statistics.median(own) / 1e6:.3g} MB")
+
+
+def sources(table, found):
+    """Loads of the same weights from other formats than safetensors."""
+    for name in contenders.SOURCES:
+        table.at_most(f"{name}, beside safetensors", median(found[name]) / median(found[contenders.SAFETENSORS]), 1.15, "x")
+
+
+def small(table, found, count):
+    plain = median(found["safetensors"])
+    for name, samples in found.items():
+        ratio = "" if name == "safetensors" else f", {median(samples) / plain:.2f} x"
+        table.plain(f"{count:,} tensors of 4 KB, {name}", f"{median(samples) * 1e3:.3g} ms{ratio}")
 
 
 def cold(table, found):

@@ -37,11 +37,11 @@ def forget(daemons, ranks):
 class Bench:
     """A checkpoint, the daemons of `ranks` ranks, and the samples taken with them."""
 
-    def __init__(self, daemons, source, saved, saved_elsewhere, nbytes, ranks, apart=None):
-        """apart: the daemons of contenders.APART."""
+    def __init__(self, daemons, source, nbytes, ranks, apart=None, **others):
+        """apart: the daemons of contenders.APART. others: folders of contenders.Job, where they are read."""
         self.daemons, self.apart = daemons, apart
         self.source, self.nbytes, self.ranks = source, nbytes, ranks
-        self.saved, self.saved_elsewhere = saved, saved_elsewhere
+        self.others = {"saved": source, "saved_elsewhere": source, "pickled": source, **others}
         self.files = contenders.files_of(source)
 
     def floor(self, kind):
@@ -64,9 +64,8 @@ class Bench:
 
     def read_by(self, contender):
         """The files that a loader reads."""
-        if "dcp.load" not in contender:
-            return self.files
-        return list((self.saved if "same layout" in contender else self.saved_elsewhere).iterdir())
+        what = contenders.READS.get(contender)
+        return list(self.others[what].iterdir()) if what else self.files
 
     def run_ranks(self, contender, check, warm=(), gate=None):
         """gate(): called when all ranks are about to load; the moment when they do, by time.monotonic()."""
@@ -75,7 +74,7 @@ class Bench:
             spec.write_text(json.dumps({
                 "contender": contender, "ranks": self.ranks, "bytes": self.nbytes, "check": check,
                 "folder": folder, "store": str(pathlib.Path(folder, "store")), "source": str(self.source),
-                "saved": str(self.saved), "saved_elsewhere": str(self.saved_elsewhere),
+                **{what: str(path) for what, path in self.others.items()},
                 "gate": str(pathlib.Path(folder, "gate")) if gate else None,
                 "warm": [str(path) for path in warm]}))
             processes = []

@@ -109,7 +109,7 @@ def main(spec_path, rank):
     store = dist.FileStore(spec["store"], spec["ranks"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=spec["ranks"])
     model = Stripped(build(spec["bytes"]))
-    job = contenders.Job(model, *(pathlib.Path(spec[k]) for k in ("source", "saved", "saved_elsewhere")))
+    job = contenders.Job(model, *(pathlib.Path(spec[k]) for k in ("source", "saved", "saved_elsewhere", "pickled")))
     import_for(spec["contender"])
     # Some systems take pages back that nobody has used for a few seconds.
     floors.touch_files(spec["warm"][rank::spec["ranks"]])

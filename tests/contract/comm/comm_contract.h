@@ -38,7 +38,7 @@ struct CommRank {
   static GroupComm::Deadline In(std::chrono::milliseconds time) {
     return std::chrono::steady_clock::now() + time;
   }
-  static GroupComm::Deadline Patiently() { return In(std::chrono::seconds(30)); }
+  static GroupComm::Deadline Patiently() { return In(std::chrono::seconds(60)); }
 
   std::unique_ptr<GroupComm> Join(std::function<absl::Status()> interrupted = nullptr) const {
     GroupCommOptions options;

@@ -41,7 +41,7 @@ class DeviceBytes final : public StagedMemory {
   void Do(const std::function<CUresult(const CudaDriver&)>& queue) const {
     const CudaScope scope(*memory_.device());
     EXPECT_EQ(queue(memory_.device()->driver()), CUDA_SUCCESS);
-    EXPECT_TRUE(stream_.Wait(std::chrono::seconds(10)).ok());
+    EXPECT_TRUE(stream_.Wait(std::chrono::seconds(60)).ok());
   }
 
   const CudaAllocation memory_;

@@ -67,7 +67,7 @@ class ImportedSlab final : public ClientMemory {
                                                                stream.get()),
                               "writing"));
     }
-    ASSERT_OK(stream.Wait(std::chrono::seconds(10)));
+    ASSERT_OK(stream.Wait(std::chrono::seconds(60)));
   }
 
  private:

@@ -105,7 +105,7 @@ class OtherProcess {
           device->driver().MemcpyHtoDAsync(address, bytes.data(), bytes.size(), stream.get()),
           "writing"));
     }
-    return stream.Wait(std::chrono::seconds(10));
+    return stream.Wait(std::chrono::seconds(60));
   }
 
   static void Serve(int socket) {

@@ -43,7 +43,7 @@ class PlanTool:
     def close(self):
         if self._process.poll() is None:
             self._process.stdin.close()
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=60)
 
     def ask(self, request):
         self._process.stdin.write(json.dumps(request) + "\n")

@@ -55,7 +55,7 @@ class FakeFdSocket {
 
   const std::string& path() const { return path_; }
   void set_answer(Answer answer) { answer_ = std::move(answer); }
-  static Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(20); }
+  static Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
 
   static std::string Header(uint32_t status, uint32_t fds, uint32_t remaining) {
     std::string out = "CKP1";

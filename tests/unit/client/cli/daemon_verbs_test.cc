@@ -112,7 +112,7 @@ TEST_F(DaemonVerbs, LoadIsStillLoadingWhenTimeRunsOut) {
   daemon_.answers.before_watch_ends = [](grpc::ServerContext* context) {
     while (!context->IsCancelled()) std::this_thread::yield();
   };
-  const Outcome outcome = Run({"load", "/m", "--layout", "fsdp:2", "--timeout", "300ms"});
+  const Outcome outcome = Run({"load", "/m", "--layout", "fsdp:2", "--timeout", "2s"});
   EXPECT_EQ(outcome.code, kExitNotReady);
   EXPECT_THAT(outcome.err, HasSubstr("250 of 1000 bytes"));
 }
@@ -210,7 +210,7 @@ TEST_F(DaemonVerbsOnAHostOfSeveral, DrainWaitsForThoseThatAnswerThoughOneDoesNot
   EXPECT_THAT(outcome.out, HasSubstr("the daemon of rank 2 takes no new work"));
   ASSERT_EQ(daemon_.admin_calls.size(), 2u);
   EXPECT_EQ(daemon_.admin_calls[0], "drain 0");
-  EXPECT_THAT(daemon_.admin_calls[1], ::testing::AnyOf("drain 298", "drain 299", "drain 297"));
+  EXPECT_THAT(daemon_.admin_calls[1], ::testing::MatchesRegex("drain 2[0-9][0-9]"));  // what is left
 }
 
 TEST_F(DaemonVerbsOnAHostOfSeveral, ARankOfThisHostWithoutASocketHasFailed) {
@@ -220,7 +220,7 @@ TEST_F(DaemonVerbsOnAHostOfSeveral, ARankOfThisHostWithoutASocketHasFailed) {
     member.set_host(rank < 3 ? "here" : "there");
   }
   daemon_.answers.info.set_rank(0);
-  const Outcome outcome = OnAll({"list", "--timeout", "300ms"});
+  const Outcome outcome = OnAll({"list", "--timeout", "2s"});
   EXPECT_EQ(outcome.code, kExitUnreachable);
   EXPECT_THAT(outcome.err, HasSubstr("rank 1: "));
   EXPECT_THAT(outcome.err, Not(HasSubstr("rank 3: ")));
@@ -231,7 +231,7 @@ TEST_F(DaemonVerbsOnAHostOfSeveral, RanksOfOtherHostsThatHaveNotJoinedAreNotMiss
   daemon_.answers.info.mutable_members(0)->set_host("here");
   daemon_.answers.info.mutable_members(2)->set_host("here");
   daemon_.answers.info.set_rank(0);
-  const Outcome outcome = OnAll({"list", "--timeout", "300ms"});
+  const Outcome outcome = OnAll({"list", "--timeout", "2s"});
   EXPECT_THAT(outcome.err, HasSubstr("rank 0: "));
   EXPECT_THAT(outcome.err, Not(HasSubstr("rank 1: ")));
   EXPECT_THAT(outcome.err, Not(HasSubstr("rank 3: ")));
@@ -239,7 +239,7 @@ TEST_F(DaemonVerbsOnAHostOfSeveral, RanksOfOtherHostsThatHaveNotJoinedAreNotMiss
 
 TEST_F(DaemonVerbsOnAHostOfSeveral, ARankBesideThisOneIsMissedBeforeItHasJoined) {
   (*daemon_.answers.info.mutable_config())["local-size"] = "2";
-  const Outcome outcome = OnAll({"list", "--timeout", "300ms"});
+  const Outcome outcome = OnAll({"list", "--timeout", "2s"});
   EXPECT_EQ(outcome.code, kExitUnreachable);
   EXPECT_THAT(outcome.err, HasSubstr("rank 3: "));
   EXPECT_THAT(outcome.err, HasSubstr("2 of 4 ranks have no socket on this host"));

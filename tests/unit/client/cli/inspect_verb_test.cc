@@ -85,8 +85,8 @@ TEST_F(InspectVerb, SaysWhatTheTensorsAreAndWhatElseThereIs) {
   FillWithState(daemon_.answers.inspect);
   const Outcome outcome = Run({"inspect", "/m"});
   for (const char* part :
-       {"format:   torch", "values:   1", "objects:  5", "parameter             1   8 B",
-        "optimizer  optimizer        1   8 B", "OF NO TENSOR", "1000 KB", "step   7",
+       {"format:   torch", "values:   1", "objects:  5", "parameter                   1   8 B",
+        "optimizer  optimizer        1   8 B", "OF NO TENSOR", "1.0 MB", "step   7",
         "args               argparse.\\x1bNamespace", "and 4 more"}) {
     EXPECT_THAT(outcome.out, HasSubstr(part));
   }

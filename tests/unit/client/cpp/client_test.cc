@@ -220,7 +220,7 @@ TEST_F(ClientTest, GivesUpOnASlowAnswerInTime) {
   loading.mutable_progress()->set_conflict("rank 3 loads /other");
   daemon_.answers.watch = {loading};
   Client client = Connect();
-  const auto last = client.Watch("checkpoints/ab12", {.timeout = std::chrono::seconds(1)});
+  const auto last = client.Watch("checkpoints/ab12", {.timeout = std::chrono::seconds(2)});
   EXPECT_THAT(last.status(), FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
   EXPECT_THAT(last.status(), Says("waiting for rank 3 (rank 3 loads /other);"));
 }
@@ -320,7 +320,7 @@ TEST_F(ClientTest, AsksForALoadThatItCannotWatchUntilItsTimeIsOver) {
   loading.mutable_progress()->add_waiting_ranks(3);
   daemon_.answers.get = {loading};
   Client client = Connect();
-  const auto last = client.Watch("checkpoints/ab12", {.timeout = std::chrono::seconds(1)});
+  const auto last = client.Watch("checkpoints/ab12", {.timeout = std::chrono::seconds(2)});
   EXPECT_THAT(last.status(), FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
   EXPECT_THAT(last.status(), Says("waiting for rank 3"));
 }

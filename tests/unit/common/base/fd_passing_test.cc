@@ -26,9 +26,9 @@ namespace ckptd {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::seconds;
 
 Deadline In(std::chrono::nanoseconds time) { return std::chrono::steady_clock::now() + time; }
+Deadline Soon() { return In(std::chrono::minutes(1)); }
 
 std::span<const std::byte> Bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
 
@@ -67,8 +67,8 @@ TEST(FdPassing, DescriptorsArriveInOrderWithTheBytes) {
   const UniqueFd one = File("one");
   const UniqueFd two = File("two");
   const int fds[] = {one.get(), two.get()};
-  ASSERT_OK(SendWithFds(pair.left.get(), Bytes("hello"), fds, In(seconds(5))));
-  ASSERT_OK_AND_ASSIGN(const Received got, RecvExactly(pair.right.get(), 5, 2, In(seconds(5))));
+  ASSERT_OK(SendWithFds(pair.left.get(), Bytes("hello"), fds, Soon()));
+  ASSERT_OK_AND_ASSIGN(const Received got, RecvExactly(pair.right.get(), 5, 2, Soon()));
   ASSERT_EQ(got.fds.size(), 2U);
   EXPECT_EQ(ContentOf(got.fds[0]) + ContentOf(got.fds[1]), "onetwo");
 }
@@ -77,8 +77,8 @@ TEST(FdPassing, ReceivedDescriptorsAreCloseOnExec) {
   const Pair pair = MakePair();
   const UniqueFd one = File("one");
   const int fds[] = {one.get()};
-  ASSERT_OK(SendWithFds(pair.left.get(), Bytes("x"), fds, In(seconds(5))));
-  ASSERT_OK_AND_ASSIGN(const Received got, RecvExactly(pair.right.get(), 1, 1, In(seconds(5))));
+  ASSERT_OK(SendWithFds(pair.left.get(), Bytes("x"), fds, Soon()));
+  ASSERT_OK_AND_ASSIGN(const Received got, RecvExactly(pair.right.get(), 1, 1, Soon()));
   EXPECT_NE(::fcntl(got.fds.at(0).get(), F_GETFD) & FD_CLOEXEC, 0);
 }
 
@@ -86,9 +86,9 @@ TEST(FdPassing, MoreDescriptorsThanAllowedAreRefusedAndClosed) {
   const Pair pair = MakePair();
   const UniqueFd one = File("one");
   const int fds[] = {one.get(), one.get(), one.get()};
-  ASSERT_OK(SendWithFds(pair.left.get(), Bytes("x"), fds, In(seconds(5))));
+  ASSERT_OK(SendWithFds(pair.left.get(), Bytes("x"), fds, Soon()));
   const size_t before = OpenFds();
-  EXPECT_THAT(RecvWithFds(pair.right.get(), 1, 1, In(seconds(5))),
+  EXPECT_THAT(RecvWithFds(pair.right.get(), 1, 1, Soon()),
               FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
   EXPECT_EQ(OpenFds(), before);
 }
@@ -96,12 +96,12 @@ TEST(FdPassing, MoreDescriptorsThanAllowedAreRefusedAndClosed) {
 TEST(FdPassing, DescriptorsThatThisProcessHasNoRoomForAreItsOwnTrouble) {
   const Pair pair = MakePair();
   const int fds[] = {pair.left.get()};
-  ASSERT_OK(SendWithFds(pair.left.get(), Bytes("x"), fds, In(seconds(5))));
+  ASSERT_OK(SendWithFds(pair.left.get(), Bytes("x"), fds, Soon()));
   rlimit before = {};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   const rlimit none = {0, before.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  const absl::StatusOr<Received> got = RecvWithFds(pair.right.get(), 1, 1, In(seconds(5)));
+  const absl::StatusOr<Received> got = RecvWithFds(pair.right.get(), 1, 1, Soon());
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_THAT(got, FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
 }
@@ -110,8 +110,8 @@ TEST(FdPassing, DescriptorsWhereNoneAreExpectedAreRefused) {
   const Pair pair = MakePair();
   const UniqueFd one = File("one");
   const int fds[] = {one.get()};
-  ASSERT_OK(SendWithFds(pair.left.get(), Bytes("x"), fds, In(seconds(5))));
-  EXPECT_THAT(RecvWithFds(pair.right.get(), 1, 0, In(seconds(5))),
+  ASSERT_OK(SendWithFds(pair.left.get(), Bytes("x"), fds, Soon()));
+  EXPECT_THAT(RecvWithFds(pair.right.get(), 1, 0, Soon()),
               FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
 }
 
@@ -131,23 +131,23 @@ TEST(FdPassing, SendingToAPeerThatDoesNotReadEndsAtTheDeadline) {
 TEST(FdPassing, SendingToAClosedPeerIsAnErrorAndNoSignal) {
   Pair pair = MakePair();
   pair.right.Reset();
-  EXPECT_THAT(SendWithFds(pair.left.get(), Bytes("x"), {}, In(seconds(5))),
+  EXPECT_THAT(SendWithFds(pair.left.get(), Bytes("x"), {}, Soon()),
               FailsWith(absl::StatusCode::kUnavailable, reason::kDaemonUnreachable));
 }
 
 TEST(FdPassing, APeerThatClosesEarlyIsUnavailable) {
   Pair pair = MakePair();
-  ASSERT_OK(SendWithFds(pair.left.get(), Bytes("abc"), {}, In(seconds(5))));
+  ASSERT_OK(SendWithFds(pair.left.get(), Bytes("abc"), {}, Soon()));
   pair.left.Reset();
-  EXPECT_THAT(RecvExactly(pair.right.get(), 4, 0, In(seconds(5))), Says("after 3 of 4 bytes"));
+  EXPECT_THAT(RecvExactly(pair.right.get(), 4, 0, Soon()), Says("after 3 of 4 bytes"));
 }
 
 TEST(FdPassing, LargeMessagesArriveWholeWhileTheOtherSideReads) {
   const Pair pair = MakePair();
   const std::string much(4 << 20, 'y');
   absl::StatusOr<Received> got = absl::UnknownError("not run");
-  std::thread reader([&] { got = RecvExactly(pair.right.get(), much.size(), 0, In(seconds(20))); });
-  EXPECT_OK(SendWithFds(pair.left.get(), Bytes(much), {}, In(seconds(20))));
+  std::thread reader([&] { got = RecvExactly(pair.right.get(), much.size(), 0, Soon()); });
+  EXPECT_OK(SendWithFds(pair.left.get(), Bytes(much), {}, Soon()));
   reader.join();
   ASSERT_OK(got);
   EXPECT_EQ(got->bytes.size(), much.size());
@@ -156,14 +156,14 @@ TEST(FdPassing, LargeMessagesArriveWholeWhileTheOtherSideReads) {
 TEST(FdPassing, TooManyDescriptorsForOneMessageAreRefused) {
   const Pair pair = MakePair();
   const std::vector<int> fds(kMaxFdsPerMessage + 1, pair.left.get());
-  EXPECT_THAT(SendWithFds(pair.left.get(), Bytes("x"), fds, In(seconds(5))),
+  EXPECT_THAT(SendWithFds(pair.left.get(), Bytes("x"), fds, Soon()),
               FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
 }
 
 TEST(UnixSockets, AConnectionKnowsWhoIsOnTheOtherSide) {
   const TempFolder dir;
   ASSERT_OK_AND_ASSIGN(const UnixListener listener, UnixListener::Open(dir / "s", 0600));
-  ASSERT_OK_AND_ASSIGN(const UniqueFd client, ConnectUnix(dir / "s", In(seconds(5))));
+  ASSERT_OK_AND_ASSIGN(const UniqueFd client, ConnectUnix(dir / "s", Soon()));
   ASSERT_OK_AND_ASSIGN(const PeerCredentials peer, CredentialsOf(client.get()));
   EXPECT_EQ(peer.pid, ::getpid());
   EXPECT_EQ(peer.uid, ::geteuid());
@@ -209,7 +209,7 @@ TEST(UnixSockets, AListenerLeavesTheFileOfItsSuccessorAlone) {
   ASSERT_EQ(::unlink((dir / "s").c_str()), 0);  // usually together with its folder
   ASSERT_OK_AND_ASSIGN(const UnixListener second, UnixListener::Open(dir / "s", 0600));
   first.Close();
-  EXPECT_OK(ConnectUnix(dir / "s", In(seconds(5))));
+  EXPECT_OK(ConnectUnix(dir / "s", Soon()));
 }
 
 TEST(UnixSockets, OfSeveralThatReplaceAStaleFileOneListens) {
@@ -254,7 +254,7 @@ TEST(UnixSockets, AFileThatIsNoSocketIsLeftAlone) {
 }
 
 TEST(UnixSockets, ConnectingWhereNobodyListensIsUnavailable) {
-  EXPECT_THAT(ConnectUnix("/tmp/ckptd-no-such-socket", In(seconds(5))),
+  EXPECT_THAT(ConnectUnix("/tmp/ckptd-no-such-socket", Soon()),
               FailsWith(absl::StatusCode::kUnavailable, reason::kDaemonUnreachable));
 }
 
@@ -262,13 +262,13 @@ TEST(UnixSockets, ConnectingToAFullBacklogEndsAtTheDeadline) {
   const TempFolder dir;
   ASSERT_OK_AND_ASSIGN(const UnixListener listener, UnixListener::Open(dir / "s", 0600));
   ASSERT_EQ(::listen(listener.get(), 0), 0);
-  ASSERT_OK_AND_ASSIGN(const UniqueFd first, ConnectUnix(dir / "s", In(seconds(5))));
+  ASSERT_OK_AND_ASSIGN(const UniqueFd first, ConnectUnix(dir / "s", Soon()));
   EXPECT_THAT(ConnectUnix(dir / "s", In(milliseconds(20))),
               FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
 }
 
 TEST(UnixSockets, APathThatIsTooLongIsRefusedWithItsLength) {
-  EXPECT_THAT(ConnectUnix("/tmp/" + std::string(200, 'p'), In(seconds(5))), Says("205 bytes"));
+  EXPECT_THAT(ConnectUnix("/tmp/" + std::string(200, 'p'), Soon()), Says("205 bytes"));
 }
 
 }  // namespace

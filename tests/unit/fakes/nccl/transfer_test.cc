@@ -205,7 +205,9 @@ TEST(FakeNcclOrder, ASlowLinkTakesItsTime) {
                                      : ncclRecv(memory, kMany, ncclUint8, 0, comm, stream));
     EXPECT_EQ(Settled(comm), ncclSuccess);
     EXPECT_TRUE(Done(stream));
-    EXPECT_GT(Clock::now() - begun, std::chrono::milliseconds(200));
+    if (self.rank == 0) {  // the other one may begin late
+      EXPECT_GT(Clock::now() - begun, std::chrono::milliseconds(200));
+    }
     Leave(comm);
   });
 }

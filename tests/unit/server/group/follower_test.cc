@@ -191,8 +191,8 @@ class FollowerTest : public ::testing::Test {
   std::unique_ptr<Follower> StartWithALoad() {
     auto follower = Start();
     EXPECT_TRUE(follower->WaitReady(Soon()));
+    leader_->Report("checkpoints/a", {});  // first: a load that the leader does not know fails
     catalog_.Begin("checkpoints/a", RuleRequest());
-    leader_->Report("checkpoints/a", {});
     return follower;
   }
   std::string secret() {

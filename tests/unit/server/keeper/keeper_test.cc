@@ -25,7 +25,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(20); }
+Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
 
 ino_t InodeOf(const UniqueFd& fd) {
   struct stat info = {};

@@ -67,7 +67,7 @@ class Systemd {
   void Serve() {
     for (;;) {
       auto received = RecvWithFds(socket_.get(), 4096, 4,
-                                  std::chrono::steady_clock::now() + std::chrono::seconds(20));
+                                  std::chrono::steady_clock::now() + std::chrono::seconds(60));
       if (!received.ok() || received->bytes.empty()) return;
       const std::string text(reinterpret_cast<const char*>(received->bytes.data()),
                              received->bytes.size());

@@ -409,10 +409,10 @@ TEST_F(CoordinatorTest, NobodyIsWaitedForWhereTheSourceCannotBeRead) {
   LoadRequest statement = Statement(1);
   rules.source = statement.source = folder.Write("weights.bin", "PK");
   EXPECT_THAT(coordinator_->Propose(1, statement),
-              FailsWith(absl::StatusCode::kUnimplemented, reason::kSourceUnsupported));
+              FailsWith(absl::StatusCode::kDataLoss, reason::kSourceInvalid));
   group_.Drop(1);
   EXPECT_THAT(coordinator_->Propose(0, rules),
-              FailsWith(absl::StatusCode::kUnimplemented, reason::kSourceUnsupported));
+              FailsWith(absl::StatusCode::kDataLoss, reason::kSourceInvalid));
 }
 
 TEST_F(CoordinatorTest, AMemberIsToldWhichDaemonALoadByRuleWaitsFor) {

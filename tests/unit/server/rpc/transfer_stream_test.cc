@@ -20,8 +20,6 @@
 namespace ckptd {
 namespace {
 
-constexpr std::chrono::milliseconds kStep{300};
-
 using Stream = grpc::ServerReaderWriter<v1::SendResponse, v1::SendRequest>;
 
 class ScriptedService final : public v1::TransferService::Service {
@@ -70,7 +68,7 @@ class TransferStreamTest : public ::testing::Test {
   }
 
   std::unique_ptr<TransferStream> Open() {
-    return std::make_unique<TransferStream>(PeerChannel(to_.address, {}), to_, call_, kStep);
+    return std::make_unique<TransferStream>(PeerChannel(to_.address, {}), to_, call_, step_);
   }
 
   ScriptedService service_;
@@ -78,6 +76,7 @@ class TransferStreamTest : public ::testing::Test {
   MemberIdentity to_;
   SinkCall call_{5, "checkpoints/a", "secret", 2, Soon()};
   Frame frame_;
+  std::chrono::milliseconds step_ = std::chrono::minutes(1);
 };
 
 TEST_F(TransferStreamTest, IntroducesItselfThenSendsFrames) {
@@ -108,6 +107,7 @@ TEST_F(TransferStreamTest, ARankThatTakesNothingIsLostAfterAStep) {
     service_.WaitForCancel();
     return grpc::Status::CANCELLED;
   };
+  step_ = std::chrono::milliseconds(300);
   const auto stream = Open();
   absl::Status status;
   for (int i = 0; i < 100 && status.ok(); ++i) status = stream->Send(frame_);
@@ -124,6 +124,7 @@ TEST_F(TransferStreamTest, ARankThatNeverAcknowledgesTheLastFrameIsLostAfterASte
     service_.WaitForCancel();
     return grpc::Status::CANCELLED;
   };
+  step_ = std::chrono::seconds(1);  // in which it connects
   const auto stream = Open();
   ASSERT_OK(stream->Send(frame_));
   EXPECT_THAT(stream->Finish(), FailsWith(absl::StatusCode::kUnavailable, reason::kRankLost));
@@ -158,6 +159,7 @@ TEST_F(TransferStreamTest, AcknowledgementsOfFramesThatWereNeverSentCountForNoth
     service_.WaitForCancel();
     return grpc::Status::CANCELLED;
   };
+  step_ = std::chrono::seconds(1);  // in which it connects
   const auto stream = Open();
   ASSERT_OK(stream->Send(frame_));
   EXPECT_THAT(stream->Finish(), FailsWith(absl::StatusCode::kUnavailable, reason::kRankLost));
@@ -176,7 +178,7 @@ TEST_F(TransferStreamTest, ASinkSpreadsFramesOverItsStreams) {
   service_.script = [&](Stream& stream) {
     return TakeAll(stream, [&](const v1::SendRequest& request) { frames += request.has_frame(); });
   };
-  GrpcTransferSink sink(to_, {}, call_, {3, kStep});
+  GrpcTransferSink sink(to_, {}, call_, {3, step_});
   for (int i = 0; i < 9; ++i) ASSERT_OK(sink.Send(frame_));
   ASSERT_OK(sink.Finish());
   EXPECT_EQ(frames, 9);

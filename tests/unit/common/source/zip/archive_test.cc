@@ -131,7 +131,7 @@ TEST(Archive, InflatesNothingThatGrowsTwoHundredfold) {
   const ZipFile file = WriteZip({DeflatedRecord("m/data.pkl", std::string(17 << 20, '\0'))});
   ASSERT_OK_AND_ASSIGN(const Archive archive, OpenBytes(file.bytes));
   EXPECT_THAT(archive.Read(archive.records().front(), 1 << 30),
-              AllOf(FailsWith(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid),
+              ::testing::AllOf(FailsWith(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid),
                     Says("would grow from")));
 }
 

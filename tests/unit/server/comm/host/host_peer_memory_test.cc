@@ -24,7 +24,7 @@ namespace {
 constexpr uint64_t kSegment = 2 * kHugePageBytes;
 const std::string kSecret = "0123456789abcdef0123456789abcdef";
 
-Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(10); }
+Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
 
 PeerSlab Describe(const Slab& slab, const std::string& endpoint) {
   PeerSlab described;

@@ -27,7 +27,7 @@ constexpr uint64_t kPage = 4096;
 constexpr unsigned kFixedSize = F_SEAL_SHRINK | F_SEAL_GROW;
 const std::string kSecret = "0123456789abcdef0123456789abcdef";
 
-Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(10); }
+Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
 
 UniqueFd Memfd(uint64_t bytes, unsigned seals = kFixedSize) {
   UniqueFd fd(::memfd_create("segment", MFD_CLOEXEC | MFD_ALLOW_SEALING));

@@ -23,11 +23,10 @@ namespace ckptd {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::seconds;
 
 const std::string kSecret = "0123456789abcdef0123456789abcdef";
 
-Deadline In(std::chrono::nanoseconds time) { return std::chrono::steady_clock::now() + time; }
+Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::minutes(1); }
 
 std::span<const std::byte> Bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
 
@@ -61,16 +60,16 @@ class PeerSocketTest : public testing::Test {
   }
   absl::StatusOr<std::vector<UniqueFd>> Fetch(const std::vector<uint64_t>& ids,
                                               const std::string& secret = kSecret) {
-    return FetchPeerSegments(options_.path, secret, ids, In(seconds(10)));
+    return FetchPeerSegments(options_.path, secret, ids, Soon());
   }
   UniqueFd Connect() {
-    auto socket = ConnectUnix(options_.path, In(seconds(5)));
+    auto socket = ConnectUnix(options_.path, Soon());
     EXPECT_OK(socket);
     return socket.ok() ? std::move(*socket) : UniqueFd();
   }
   // Whether the server closes the connection without an answer.
   static bool ClosedInSilence(const UniqueFd& socket) {
-    const auto received = RecvWithFds(socket.get(), 1, 0, In(seconds(10)));
+    const auto received = RecvWithFds(socket.get(), 1, 0, Soon());
     // Unread bytes of ours turn its close into a reset.
     return received.ok() ? received->bytes.empty()
                          : received.status().code() == absl::StatusCode::kUnavailable;
@@ -137,14 +136,14 @@ TEST_F(PeerSocketTest, AnUnknownSegmentIsAnErrorWithTheOwnersSentence) {
 TEST_F(PeerSocketTest, GarbageIsClosedWithoutAnAnswer) {
   Start();
   const UniqueFd socket = Connect();
-  ASSERT_OK(SendWithFds(socket.get(), Bytes(std::string(64, 'G')), {}, In(seconds(5))));
+  ASSERT_OK(SendWithFds(socket.get(), Bytes(std::string(64, 'G')), {}, Soon()));
   EXPECT_TRUE(ClosedInSilence(socket));
 }
 
 TEST_F(PeerSocketTest, AnAbsurdCountIsClosedWithoutAnAnswer) {
   Start();
   const UniqueFd socket = Connect();
-  ASSERT_OK(SendWithFds(socket.get(), Bytes("CKPM\xff\xff\xff\xff" + kSecret), {}, In(seconds(5))));
+  ASSERT_OK(SendWithFds(socket.get(), Bytes("CKPM\xff\xff\xff\xff" + kSecret), {}, Soon()));
   EXPECT_TRUE(ClosedInSilence(socket));
 }
 
@@ -154,7 +153,7 @@ TEST_F(PeerSocketTest, DescriptorsSentToItAreNotKept) {
   {
     const UniqueFd socket = Connect();
     const int fds[] = {socket.get(), socket.get()};
-    ASSERT_OK(SendWithFds(socket.get(), Bytes(std::string(40, 'G')), fds, In(seconds(5))));
+    ASSERT_OK(SendWithFds(socket.get(), Bytes(std::string(40, 'G')), fds, Soon()));
     ASSERT_TRUE(ClosedInSilence(socket));
   }
   ASSERT_OK(Fetch({1}));  // now the first connection has been removed
@@ -169,10 +168,11 @@ TEST_F(PeerSocketTest, AMutePeerIsClosedWhenItsTimeIsUp) {
 }
 
 TEST_F(PeerSocketTest, MutePeersDoNotBlockOthers) {
+  options_.patience = std::chrono::hours(1);
   Start();
   std::vector<UniqueFd> mute;
   for (size_t i = 0; i + 1 < options_.max_connections; ++i) mute.push_back(Connect());
-  EXPECT_OK(FetchPeerSegments(options_.path, kSecret, std::vector<uint64_t>{1}, In(seconds(3))));
+  EXPECT_OK(Fetch({1}));
 }
 
 TEST_F(PeerSocketTest, EvenWhenAllPlacesAreTakenOthersAreServedInTheEnd) {
@@ -196,7 +196,7 @@ TEST_F(PeerSocketTest, DestructionDoesNotWaitForMutePeers) {
   ASSERT_OK(Fetch({1}));  // the silent connection, opened before, is being served
   const auto before = std::chrono::steady_clock::now();
   server_.reset();
-  EXPECT_LT(std::chrono::steady_clock::now() - before, seconds(10));
+  EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::minutes(1));
 }
 
 TEST_F(PeerSocketTest, TheSocketIsForItsOwnerAloneAndGoesWithTheServer) {
@@ -243,12 +243,12 @@ TEST(PeerProtocol, AServerThatAnswersGarbageIsAnError) {
   const std::string file = folder / "s";
   ASSERT_OK_AND_ASSIGN(const UnixListener listener, UnixListener::Open(file, 0600));
   std::thread server([&] {
-    EXPECT_OK(WaitForFd(listener.get(), POLLIN, In(seconds(10)), "test"));
+    EXPECT_OK(WaitForFd(listener.get(), POLLIN, Soon(), "test"));
     const UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    EXPECT_OK(SendWithFds(socket.get(), Bytes(std::string(16, 'g')), {}, In(seconds(10))));
-    EXPECT_OK(RecvExactly(socket.get(), 48, 0, In(seconds(10))));
+    EXPECT_OK(SendWithFds(socket.get(), Bytes(std::string(16, 'g')), {}, Soon()));
+    EXPECT_OK(RecvExactly(socket.get(), 48, 0, Soon()));
   });
-  EXPECT_THAT(FetchPeerSegments(file, kSecret, std::vector<uint64_t>{1}, In(seconds(10))),
+  EXPECT_THAT(FetchPeerSegments(file, kSecret, std::vector<uint64_t>{1}, Soon()),
               FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
   server.join();
 }
@@ -260,8 +260,8 @@ TEST(PeerProtocol, ARefusalWithoutASentenceIsGarbage) {
   const UniqueFd peers(ends[1]);
   // Status 1, no descriptors, none to come; then a length of 0.
   const std::string refusal = "CKPM" + std::string(1, '\1') + std::string(15, '\0');
-  ASSERT_OK(SendWithFds(peers.get(), Bytes(refusal), {}, In(seconds(10))));
-  EXPECT_THAT(AskPeer(ours.get(), kSecret, std::vector<uint64_t>{1}, In(seconds(10))),
+  ASSERT_OK(SendWithFds(peers.get(), Bytes(refusal), {}, Soon()));
+  EXPECT_THAT(AskPeer(ours.get(), kSecret, std::vector<uint64_t>{1}, Soon()),
               FailsWith(absl::StatusCode::kInvalidArgument, reason::kInvalidRequest));
 }
 

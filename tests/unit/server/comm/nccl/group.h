@@ -26,7 +26,7 @@ inline Communicator::Deadline In(std::chrono::milliseconds time) {
   return std::chrono::steady_clock::now() + time;
 }
 // A deadline for events that must happen.
-inline Communicator::Deadline Patiently() { return In(std::chrono::milliseconds(30'000)); }
+inline Communicator::Deadline Patiently() { return In(std::chrono::seconds(60)); }
 
 class NcclWorld : public fake_cuda::World {
  public:
