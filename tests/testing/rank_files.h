@@ -27,6 +27,13 @@ class RankFile {
     storages_.emplace_back(std::to_string(storages_.size()), bytes);
     return Again(shape, strides, offset, kind, element);
   }
+  // A view whose numbers have the other sign in the file.
+  std::string Negated(const Shape& shape, const std::string& bytes) {
+    storages_.emplace_back(std::to_string(storages_.size()), bytes);
+    return pickles::TensorV2(
+        pickles::Storage("Float", storages_.back().first, bytes.size() / 4), 0, shape,
+        CStrides(shape), {pickles::Dict({{pickles::Text("neg"), pickles::Bool(true)}})});
+  }
   // Pairs of 4-bit numbers, which `shape` counts as torch does.
   std::string Packed(const Shape& shape, const std::string& bytes) {
     storages_.emplace_back(std::to_string(storages_.size()), bytes);

@@ -71,6 +71,13 @@ absl::Status Merger::AddSharded(const LocalTensor& tensor, uint32_t file, bool b
   for (const LocalBox& local : tensor.boxes) {
     // Another rank has the same place in the mesh, or a replica.
     if (!at->second.boxes.insert({local.box.offsets, local.box.extents}).second) continue;
+    TensorEntry of_rank;
+    torch::SetSigns(local.view, of_rank);
+    if (entry.pieces.empty()) torch::SetSigns(local.view, entry);
+    if (entry.negates_real != of_rank.negates_real ||
+        entry.negates_imaginary != of_rank.negates_imaginary) {
+      return Invalid(tensor.name, "some ranks have it with the other sign");
+    }
     Piece piece = torch::PieceOf(local.view, file);
     piece.box = local.box;
     entry.pieces.push_back(std::move(piece));
@@ -85,6 +92,7 @@ bool Merger::AddFragment(const TensorEntry& entry, const torch::Tensor& tensor,
   if (flat == flats.end() || entry.shape.size() != 1 || !tensor.strides.empty()) return false;
   const torch::Tensor& view = flat->second->view;
   const uint64_t element = BitsOf(tensor.dtype) / 8;
+  if (element == 0) return false;
   const bool lies_in = tensor.dtype == view.dtype && tensor.offset >= view.offset &&
                        (tensor.offset - view.offset) % element == 0 &&
                        (tensor.offset - view.offset) / element + tensor.shape[0] <= view.shape[0];
@@ -102,6 +110,7 @@ absl::Status Merger::AddPlain(const torch::NamedTensor& tensor, uint32_t file, b
   entry.kind = tensor.kind;
   entry.shape = tensor.tensor.shape;
   entry.big_endian = big_endian && BitsOf(entry.dtype) > 8;
+  torch::SetSigns(tensor.tensor, entry);
   entry.pieces.push_back(torch::PieceOf(tensor.tensor, file));
   if (AddFragment(entry, tensor.tensor, flats)) return CountPieces(1);
   const bool is_empty = IsEmptyRun(entry);

@@ -251,6 +251,11 @@ absl::StatusOr<Flattened> Flatten(const File& file, const Value& value, const st
   return Walk(file, left_out, claim).Run(value, prefix);
 }
 
+void SetSigns(const Tensor& tensor, TensorEntry& entry) {
+  entry.negates_real = tensor.negated;
+  entry.negates_imaginary = IsComplex(tensor.dtype) && tensor.negated != tensor.conjugated;
+}
+
 TensorEntry EntryOf(const File& file, const NamedTensor& tensor, uint32_t number) {
   TensorEntry entry;
   entry.name = tensor.name;
@@ -258,9 +263,7 @@ TensorEntry EntryOf(const File& file, const NamedTensor& tensor, uint32_t number
   entry.kind = tensor.kind;
   entry.shape = tensor.tensor.shape;
   entry.big_endian = file.big_endian && BitsOf(entry.dtype) > 8;
-  entry.negates_real = tensor.tensor.negated;
-  entry.negates_imaginary =
-      IsComplex(entry.dtype) && tensor.tensor.negated != tensor.tensor.conjugated;
+  SetSigns(tensor.tensor, entry);
   entry.pieces.push_back(PieceOf(tensor.tensor, number));
   return entry;
 }

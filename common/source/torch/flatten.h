@@ -59,6 +59,9 @@ absl::StatusOr<Flattened> Flatten(const File& file, const pickle::Value& value,
                                   std::span<const pickle::Value* const> left_out = {},
                                   const Claim& claim = {});
 
+// Says which numbers have the other sign in their file.
+void SetSigns(const Tensor& tensor, TensorEntry& entry);
+
 // As an index has it; its file's number is `number`.
 TensorEntry EntryOf(const File& file, const NamedTensor& tensor, uint32_t number);
 

@@ -249,6 +249,36 @@ TEST_F(PerRank, TakesTensorsThatAllRanksHaveFromTheFirst) {
   EXPECT_THAT(NumbersOf("buffer"), ElementsAre(1, 2));
 }
 
+TEST_F(PerRank, KnowsTheSignsOfViewsThatAreNegated) {
+  const auto write = [this](bool last_is_negated) {
+    for (uint64_t rank = 0; rank < 2; ++rank) {
+      RankFile file;
+      file.Add("plain", file.Negated({2}, Floats({1, 2})));
+      const bool is_negated = rank == 0 || last_is_negated;
+      const std::string local = is_negated ? file.Negated({1}, Floats({5}))
+                                           : file.Tensor({1}, Floats({5}));
+      file.Add("w", DTensor({2}, local, Mesh({{2}, {rank}, {0, 1}}), {Shard(0)}));
+      Write(rank, file);
+    }
+  };
+  write(true);
+  ASSERT_OK(Read());
+  EXPECT_TRUE(index_.Find("plain")->negates_real);
+  EXPECT_TRUE(index_.Find("w")->negates_real);
+  write(false);
+  EXPECT_THAT(Read(), Says("tensor \"w\": some ranks have it with the other sign"));
+}
+
+TEST_F(PerRank, ReadsPackedShardsOfFlatParametersAsTheyAre) {
+  RankFile file;
+  const std::string flat = file.Packed({4}, "abcd");
+  file.Add("a", flat);
+  file.Add("_flat_param", ShardedTensor({8}, {{{0}, {8}, 0}}, {{0, flat}}));
+  Write(0, file);
+  ASSERT_OK(Read());
+  EXPECT_EQ(index_.Find("a")->dtype, Dtype::kF4);
+}
+
 TEST_F(PerRank, RefusesPlainTensorsThatDifferByRank) {
   for (uint64_t rank = 0; rank < 2; ++rank) {
     RankFile file;

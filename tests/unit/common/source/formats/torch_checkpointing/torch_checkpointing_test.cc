@@ -256,11 +256,14 @@ TEST_F(TorchCheckpointing, NeedsNoFileOfARankThatHasNothingOfItsOwn) {
 
 TEST_F(TorchCheckpointing, SaysWhichTensorItsFilesDoNotHold) {
   WriteModel();
-  Write("model_0.pt", TorchOf("v", {1}));
-  Write("model_1.pt", TorchOf("v", {1}));
+  Metadata metadata(2);
+  for (const char* name : {R"(["w"])", R"(["v"])"}) {
+    metadata.Add("model", name, {Metadata::DTensor({2}, kTwo, {Metadata::Shard(0)})});
+  }
+  Write(metadata);
   const auto read = Read();
   EXPECT_THAT(read, FailsWith(absl::StatusCode::kDataLoss, reason::kSourceInvalid));
-  EXPECT_THAT(read, Says("tensor \"w\""));
+  EXPECT_THAT(read, Says("tensor \"v\" of /c/metadata.pkl"));
 }
 
 TEST_F(TorchCheckpointing, RefusesLocalTensorsThatTheMetadataDoesNotGive) {
