@@ -145,4 +145,5 @@ def test_shards_are_torch_s(path, load):
 
 def test_every_format_is_among_them():
     registered = re.findall(r"formats/(\w+)/format\.h", (ROOT / "common/source/registry.cc").read_text())
-    assert {kind for kind, _ in whole().values()} == set(registered)
+    # Parts of several formats in one folder are a format of its own; nothing is read as unrecognised.
+    assert {kind for kind, _ in whole().values()} == {*registered, "parts"} - {"unrecognised"}
