@@ -56,7 +56,7 @@ func TestATableThatCannotBeTrueIsRefused(t *testing.T) {
 		"too few sizes":         func(p *v1.TensorTable) { p.Dims = p.Dims[:2] },
 		"too many sizes":        func(p *v1.TensorTable) { p.Dims = append(p.Dims, 1) },
 		"many dimensions":       func(p *v1.TensorTable) { p.RanksOfShape[0] = math.MaxUint32 },
-		"unknown dtype":         func(p *v1.TensorTable) { p.Dtypes[0] = 23 },
+		"unknown dtype":         func(p *v1.TensorTable) { p.Dtypes[0] = 99 },
 		"no dtype":              func(p *v1.TensorTable) { p.Dtypes[0] = 0 },
 		"negative dtype":        func(p *v1.TensorTable) { p.Dtypes[0] = -1 },
 		"other bytes":           func(p *v1.TensorTable) { p.Bytes[0] = 56 },

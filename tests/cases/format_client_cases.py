@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict import set_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 WORLD = 2
 
@@ -101,7 +101,8 @@ class Form:
 def by_ranks(state):
     """As FSDP2 has it on each of the ranks."""
     mesh = init_device_mesh("cpu", (WORLD,))
-    return {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in state.items()}
+    return {name: distribute_tensor(tensor, mesh, [Shard(0) if tensor.dim() else Replicate()])
+            for name, tensor in state.items()}
 
 
 def save_training(folder, state):

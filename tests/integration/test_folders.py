@@ -373,7 +373,7 @@ def a_folder_one_level_above(folder):
 
 
 UNREADABLE = {
-    a_pointer_in_place_of_a_file: "Git LFS", a_folder_of_a_pickle_that_runs_something: "system", a_distributed_checkpoint: "DCP",
+    a_pointer_in_place_of_a_file: "Git LFS", a_folder_of_a_pickle_that_runs_something: "system", a_distributed_checkpoint: "its pickle is damaged",
     no_such_file: "check the path", a_broken_header: "HeaderTooSmall", an_index_of_pickles: "not .safetensors",
     a_folder_one_level_above: "name the one below that holds them: checkpoint-500",
 }  # fmt: skip

@@ -13,17 +13,17 @@
 namespace ckptd::torch {
 namespace {
 
-constexpr uint64_t kLookedAt = 64 << 10;
+constexpr uint64_t kHeadBytes = 512;  // of a tar; the marks of other forms come earlier
+constexpr uint64_t kNameWithin = 64 << 10;
 constexpr std::string_view kZip("PK\x03\x04");
-constexpr std::string_view kZipEnd("PK\x05\x06");
 
-// At most 64 KiB at one end of it; less where they cannot be read.
-std::string EndOf(const zip::ObjectPart& part, bool at_end) {
-  std::string out(static_cast<size_t>(std::min(part.bytes, kLookedAt)), '\0');
-  const uint64_t begin = at_end ? part.bytes - out.size() : 0;
+std::string TextAt(const zip::ObjectPart& part, uint64_t begin, uint64_t most) {
+  std::string out(static_cast<size_t>(std::min(part.bytes - begin, most)), '\0');
   if (!part.ReadAt(begin, std::as_writable_bytes(std::span(out))).ok()) out.clear();
   return out;
 }
+
+std::string HeadOf(const zip::ObjectPart& part) { return TextAt(part, 0, kHeadBytes); }
 
 std::span<const std::byte> BytesOf(const std::string& text) {
   return std::as_bytes(std::span(text));
@@ -48,7 +48,7 @@ zip::ObjectPart WholeOf(std::shared_ptr<const ReadableObject> object) {
 }
 
 absl::StatusOr<File> ReadPart(const zip::ObjectPart& part) {
-  const std::string head = EndOf(part, false);
+  const std::string head = HeadOf(part);
   if (BeginsAsLegacy(BytesOf(head))) return ReadLegacy(part);
   if (BeginsAsTar(head)) {
     return part.Unsupported("it is a tar file of torch before 0.2, which is not read; load it with "
@@ -67,14 +67,14 @@ bool IsTorchFile(const ReadableObject& object) {
   // Not to be owned by what looks at it.
   const zip::ObjectPart part =
       WholeOf(std::shared_ptr<const ReadableObject>(std::shared_ptr<void>(), &object));
-  const std::string head = EndOf(part, false);
+  // Most files are others, so few bytes have to do for them.
+  const std::string head = HeadOf(part);
   if (BeginsAsLegacy(BytesOf(head)) || BeginsAsTar(head)) return true;
+  if (!head.starts_with(kZip)) return false;
   constexpr std::string_view kPickle = "/data.pkl";
-  const bool is_zip = head.starts_with(kZip);
-  if (is_zip && head.find(kPickle) != std::string::npos) return true;
-  const std::string tail = EndOf(part, true);
-  return (is_zip || tail.find(kZipEnd) != std::string::npos) &&
-         tail.find(kPickle) != std::string::npos;
+  const uint64_t tail = part.bytes - std::min(part.bytes, kNameWithin);
+  return TextAt(part, 0, kNameWithin).find(kPickle) != std::string::npos ||
+         TextAt(part, tail, kNameWithin).find(kPickle) != std::string::npos;
 }
 
 absl::StatusOr<File> ReadFile(const Storage& storage, const std::string& path) {

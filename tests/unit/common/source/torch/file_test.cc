@@ -206,8 +206,7 @@ TEST(IsTorchFile, KnowsItsFormsWhereTheyAreDamaged) {
   EXPECT_TRUE(IsRecognised(whole.substr(0, 300))) << "cut";
   std::string zeroed = whole;
   zeroed.replace(0, 100, 100, '\0');
-  EXPECT_TRUE(IsRecognised(zeroed));
-  EXPECT_THAT(Read(zeroed), FailsWith(kDataLoss, reason::kSourceInvalid));
+  EXPECT_FALSE(IsRecognised(zeroed)) << "torch looks at the begin of a file, too";
 }
 
 TEST(IsTorchFile, KnowsOthers) {
