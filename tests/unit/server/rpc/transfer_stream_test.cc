@@ -167,6 +167,7 @@ TEST_F(TransferStreamTest, AcknowledgementsOfFramesThatWereNeverSentCountForNoth
 
 TEST_F(TransferStreamTest, ARankThatIsNotThereIsLost) {
   server_.reset();
+  step_ = std::chrono::milliseconds(300);
   const auto stream = Open();
   absl::Status status = stream->Send(frame_);
   if (status.ok()) status = stream->Finish();
