@@ -15,9 +15,9 @@ endif()
 foreach(header IN ITEMS
     client/cpp/address.h client/cpp/admin.h client/cpp/attach.h client/cpp/cancel.h
     client/cpp/client.h client/cpp/device_memory.h client/cpp/shard.h client/cpp/types.h
-    common/base/attach_mode.h common/base/digest.h common/base/handle_kind.h
+    common/base/attach_mode.h common/base/byte_swap.h common/base/digest.h common/base/handle_kind.h
     common/base/mutex.h common/base/posix.h common/base/reasons.h common/base/status.h
-    common/layout/layout.h common/source/dtype.h common/source/index.h)
+    common/layout/layout.h common/source/dtype.h common/source/index.h common/source/placements.h)
   cmake_path(GET header PARENT_PATH folder)
   cmake_path(GET header FILENAME name)
   install(FILES ${CMAKE_SOURCE_DIR}/${header} DESTINATION ${sdk_include}/${folder} COMPONENT sdk)

@@ -120,7 +120,7 @@ def read_by(group):
     return np.array([int(re.search(r"^rchar: (\d+)$", text, re.M)[1]) for text in counted])
 
 
-LOOKED_AT = 600_000  # bytes at most by each daemon: both ends of a file, each time that it is opened
+HEADER_READ = 100_000  # bytes at most by each reader, beside few of /proc by every daemon
 
 
 @pytest.mark.parametrize("policy, shares, streamed", [
@@ -141,8 +141,8 @@ def test_storage_is_read_as_often_as_the_reader_policy_says(spread, source, poli
         assert group.ctl("verify", checkpoint.name, rank=rank).returncode == 0
     beyond = read_by(group) - before - np.array(shares) * total(tensors)
     block = 1 << 20 if policy == "all" else 0  # parts are of whole blocks
-    assert (abs(beyond) < LOOKED_AT + block).all(), beyond
-    assert abs(beyond.sum()) < LOOKED_AT * group.ranks < total(tensors), beyond
+    assert (abs(beyond) < HEADER_READ + block).all(), beyond
+    assert abs(beyond.sum()) < HEADER_READ * sum(share > 0 for share in shares), beyond
     progress = group.json("get", checkpoint.name)["progress"]
     assert int(progress["read"]["storage_bytes"]) == sum(shares) * total(tensors)
     assert int(progress["bytes_done"]) == int(progress["bytes_total"]) == 4 * total(tensors)

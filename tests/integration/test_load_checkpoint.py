@@ -21,6 +21,7 @@ from checkpoint_cases import (  # noqa: E402
     BY_PART,
     CALLS,
     DISK,
+    VIEWS,
     Call,
     Model,
     bytes_of,
@@ -58,6 +59,11 @@ def saved(call, folder):
     return save(folder / "saved", numbers(**call.state), call.form, call.metadata)
 
 
+def without_strides(tensors):
+    """Values that lie as views in a file come in row-major order; torch keeps them views."""
+    return {name: (*found[:3], *found[4:]) for name, found in tensors.items()}
+
+
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
 def test_the_outcome_is_accelerate_s(call, group, tmp_path, alone):
     checkpoint = saved(call, tmp_path)
@@ -66,7 +72,8 @@ def test_the_outcome_is_accelerate_s(call, group, tmp_path, alone):
     assert mine[0] == theirs[0]
     assert mine[2] == theirs[2], "the offload folder"
     if theirs[0] is None:  # an error leaves accelerate's model half filled
-        assert mine[1] == theirs[1]
+        seen = without_strides if call.state.get("more") is VIEWS else dict
+        assert seen(mine[1]) == seen(theirs[1])
 
 
 @pytest.mark.parametrize("form", ["file", "index"])
