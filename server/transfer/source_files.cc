@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/magic.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/vfs.h>
@@ -104,6 +105,11 @@ absl::StatusOr<std::shared_ptr<OpenSource>> SourceFiles::Acquire(uint32_t file) 
   CKPTD_ASSIGN_OR_RETURN(source->object, OpenIndexed(*StorageOf(wanted.path, access_), wanted));
   // Without a mapping the file is read through the buffer.
   if (mappable_) source->mapping = source->object->Map();
+  // What is cached is mapped, and the kernel would read megabytes more for it: the next item would
+  // then count as cached, too.
+  if (io_mode_ == IoMode::kAuto && source->mapping.valid()) {
+    ::madvise(source->mapping.data(), source->mapping.bytes(), MADV_RANDOM);
+  }
   source->in_memory = source->object->in_memory();
   const int fd = source->object->fd();
   if (Allows(IoMode::kDirect) && fd >= 0) source->direct = OpenDirect(fd);

@@ -172,5 +172,5 @@ def what_the_readme_saves_is_loaded_with_the_optimizer(bench):
 
 
 CASES = {2: [case(page, *pair) for page in PAGES for pair in pairs(page)]}
-assert len(CASES[2]) == 12, "examples have come or gone"
+assert len(CASES[2]) == 11, "examples have come or gone"
 CASES[2] += [types_are_what_the_pages_say, what_the_readme_saves_is_loaded_with_the_optimizer]

@@ -159,8 +159,8 @@ class Bench:
         self.saved += 1
         path = os.path.join(self.folder, f"{self.case}-{self.saved}.bin")
         if self.rank == 0:
-            turned = {n: t.t().contiguous().t() if t.dim() == 2 and i % 2 else t for i, (n, t) in enumerate(tensors.items())}
-            torch.save(turned, path)
+            turned = {id(t): t.t().contiguous().t() if t.dim() == 2 and i % 2 else t for i, t in enumerate(tensors.values())}
+            torch.save({name: turned[id(t)] for name, t in tensors.items()}, path)
         torch.distributed.barrier()
         return path
 
