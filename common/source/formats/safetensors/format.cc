@@ -2,7 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <array>
+#include <algorithm>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <utility>
@@ -32,13 +33,18 @@ absl::StatusOr<SafetensorsFile> ReadFile(const Storage& storage, const LocatedSo
   return file;
 }
 
-// The length of the JSON, then the JSON.
+// The length of the JSON, then the JSON, before which there may be white space.
 bool BeginsAsHeader(const Storage& storage, const std::string& path) {
+  constexpr uint64_t kLookedAt = 512;
   const auto object = storage.Open(path);
-  std::array<char, kHeaderLengthBytes + 1> start = {};
-  return object.ok() &&
-         (*object)->ReadAt((*object)->begin(), std::as_writable_bytes(std::span(start))).ok() &&
-         start.back() == '{';
+  if (!object.ok()) return false;
+  const uint64_t bytes = (*object)->size() - (*object)->begin();
+  std::string start(static_cast<size_t>(std::min(bytes, kLookedAt)), '\0');
+  if (!(*object)->ReadAt((*object)->begin(), std::as_writable_bytes(std::span(start))).ok()) {
+    return false;
+  }
+  const size_t json = start.find_first_not_of(" \t\r\n", kHeaderLengthBytes);
+  return json != std::string::npos && start[json] == '{';
 }
 
 }  // namespace
