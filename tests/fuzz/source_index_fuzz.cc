@@ -74,7 +74,7 @@ void CheckMerged(const CheckpointIndex& merged) {
 }
 
 // The headers as those of the files in located.names.
-void Merge(const LocatedSource& located, const std::vector<Part>& parts) {
+void Merge(const LocatedFiles& located, const std::vector<Part>& parts) {
   IndexMerger merger(located);
   for (size_t i = 0; i < located.names.size(); ++i) {
     const Part part = i + 1 < parts.size() ? parts[i + 1] : Part{"{}", 0};
@@ -97,7 +97,7 @@ void Merge(const LocatedSource& located, const std::vector<Part>& parts) {
 
 void FuzzSource(std::string_view input) {
   const std::vector<Part> parts = Split(input);
-  LocatedSource located;
+  LocatedFiles located;
   located.folder = "/c";
   if (parts.front().text.empty()) {
     for (size_t i = 1; i < parts.size() && i <= kMaxFiles; ++i) {

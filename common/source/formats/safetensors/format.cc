@@ -18,14 +18,14 @@ namespace ckptd {
 namespace {
 
 // Why a file of the source could not be read.
-absl::Status InContext(const absl::Status& status, const LocatedSource& located) {
+absl::Status InContext(const absl::Status& status, const LocatedFiles& located) {
   if (!located.index.has_value() || status.code() != absl::StatusCode::kNotFound) return status;
   return WithContext(status, fmt::format("reading a file that index {} names (finish the download, "
                                          "or correct the index)",
                                          located.index_path));
 }
 
-absl::StatusOr<SafetensorsFile> ReadFile(const Storage& storage, const LocatedSource& located,
+absl::StatusOr<SafetensorsFile> ReadFile(const Storage& storage, const LocatedFiles& located,
                                          const std::string& name) {
   absl::StatusOr<SafetensorsFile> file =
       ReadSafetensorsFile(storage, located.folder + "/" + name);
@@ -59,14 +59,14 @@ bool SafetensorsFormat::Recognise(const Storage& storage, const Listing& listing
 }
 
 absl::Status SafetensorsFormat::Check(const Storage& storage, const Listing& listing) const {
-  CKPTD_ASSIGN_OR_RETURN(const LocatedSource located, LocateFiles(storage, listing));
+  CKPTD_ASSIGN_OR_RETURN(const LocatedFiles located, LocateFiles(storage, listing));
   if (located.index.has_value() || located.names.size() != 1) return absl::OkStatus();
   return ReadFile(storage, located, located.names[0]).status();
 }
 
 absl::StatusOr<OpenedCheckpoint> SafetensorsFormat::ReadIndex(const Storage& storage,
                                                               const Listing& listing) const {
-  CKPTD_ASSIGN_OR_RETURN(const LocatedSource located, LocateFiles(storage, listing));
+  CKPTD_ASSIGN_OR_RETURN(const LocatedFiles located, LocateFiles(storage, listing));
   IndexMerger merger(located);
   for (const std::string& name : located.names) {
     CKPTD_ASSIGN_OR_RETURN(SafetensorsFile file, ReadFile(storage, located, name));

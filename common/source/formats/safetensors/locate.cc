@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <set>
 #include <utility>
 
 #include "common/base/reasons.h"
@@ -17,39 +16,7 @@
 namespace ckptd {
 namespace {
 
-// "/a/b.json" -> "/a"; "/b.json" -> "".
-std::string FolderOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
-
-absl::Status TooManyFiles(const std::string& source, size_t count) {
-  return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
-                   fmt::format("opening {}: it has {} files, at most {} are read; merge them into "
-                               "larger ones",
-                               source, count, kMaxSourceFiles),
-                   {{"file", source}});
-}
-
-absl::StatusOr<LocatedSource> LocateByIndex(const Storage& storage, const std::string& path) {
-  absl::StatusOr<TextObject> read = ReadText(storage, path, kMaxIndexJsonBytes);
-  if (!read.ok()) return WithFact(read.status(), "file", path);
-  absl::StatusOr<IndexJson> index = ParseIndexJson(read->text);
-  if (!index.ok()) {
-    return WithFact(WithContext(index.status(), "reading index " + path), "file", path);
-  }
-  std::set<std::string> names;
-  for (const auto& entry : index->weight_map) names.insert(entry.second);
-  if (names.size() > kMaxSourceFiles) return TooManyFiles(path, names.size());
-  LocatedSource out;
-  out.folder = FolderOf(path);
-  out.names.assign(names.begin(), names.end());
-  out.index_path = path;
-  for (const std::string& remark : index->remarks) {
-    out.remarks.push_back(fmt::format("index {}: {}", path, remark));
-  }
-  out.index = *std::move(index);
-  // The identity of the file that was open: a swap is noticed, whatever was read.
-  out.index_file = std::move(read->identity);
-  return out;
-}
+constexpr std::string_view kExtension = ".safetensors";
 
 // What the model's config.json says to load in place of the usual files, as transformers'
 // from_pretrained heeds it; empty: nothing.
@@ -75,7 +42,7 @@ absl::StatusOr<FolderChoice> ChooseInFolder(const Storage& storage, const std::s
   return ChooseFiles(folder, contents);
 }
 
-void RemarkLeftOut(const FolderContents& contents, const std::string& index, LocatedSource& out) {
+void RemarkLeftOut(const FolderContents& contents, const std::string& index, LocatedFiles& out) {
   std::vector<std::string> left_out;
   for (const auto* names : {&contents.safetensors, &contents.indices}) {
     std::copy_if(names->begin(), names->end(), std::back_inserter(left_out), [&](const auto& name) {
@@ -90,15 +57,15 @@ void RemarkLeftOut(const FolderContents& contents, const std::string& index, Loc
                                     Listed(left_out), index.empty() ? Listed(out.names) : index));
 }
 
-absl::StatusOr<LocatedSource> LocateInFolder(const Storage& storage, const Listing& listing) {
+absl::StatusOr<LocatedFiles> LocateInFolder(const Storage& storage, const Listing& listing) {
   const std::string& folder = listing.source;
   const FolderContents contents = ContentsOf(listing);
   CKPTD_ASSIGN_OR_RETURN(FolderChoice choice, ChooseInFolder(storage, folder, contents));
-  LocatedSource out;
+  LocatedFiles out;
   if (!choice.index.empty()) {
-    CKPTD_ASSIGN_OR_RETURN(out, LocateByIndex(storage, folder + "/" + choice.index));
+    CKPTD_ASSIGN_OR_RETURN(out, LocateByIndex(storage, folder + "/" + choice.index, kExtension));
   } else {
-    if (choice.names.size() > kMaxSourceFiles) return TooManyFiles(folder, choice.names.size());
+    CKPTD_RETURN_IF_ERROR(CheckFileCount(folder, choice.names.size()));
     out.folder = folder;
     out.names = std::move(choice.names);
   }
@@ -128,15 +95,12 @@ absl::StatusOr<bool> FindsStill(const Storage& storage, const Listing& listing,
                     [&](const auto& file, const auto& name) { return file.path == folder + name; });
 }
 
-absl::StatusOr<LocatedSource> LocateFiles(const Storage& storage, const Listing& listing) {
+absl::StatusOr<LocatedFiles> LocateFiles(const Storage& storage, const Listing& listing) {
   const std::string& source = listing.source;
   CKPTD_RETURN_IF_ERROR(CheckPart(listing, {"model"}));
   if (listing.is_folder) return LocateInFolder(storage, listing);
-  if (source.ends_with(".json")) return LocateByIndex(storage, source);
-  LocatedSource out;
-  out.folder = FolderOf(source);
-  out.names = {source.substr(out.folder.size() + 1)};
-  return out;
+  if (source.ends_with(".json")) return LocateByIndex(storage, source, kExtension);
+  return LocateOneFile(source);
 }
 
 }  // namespace ckptd

@@ -2,30 +2,18 @@
 #ifndef CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_LOCATE_H_
 #define CKPTD_COMMON_SOURCE_FORMATS_SAFETENSORS_LOCATE_H_
 
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/source/format.h"
-#include "common/source/weight_map/index_json.h"
 #include "common/source/index.h"
 #include "common/source/storage.h"
+#include "common/source/weight_map/located_files.h"
 
 namespace ckptd {
 
-struct LocatedSource {
-  std::string folder;              // absolute, that `names` are relative to
-  std::vector<std::string> names;  // of the safetensors files, sorted, unique
-  // The index that named them, if one did.
-  std::string index_path;
-  std::optional<IndexJson> index;
-  std::optional<SourceFile> index_file;  // who the index was; header_hash is of all its bytes
-  std::vector<std::string> remarks;      // sentences for people: what was left out
-};
-
 // Reads an index and a config.json, no safetensors file. Errors as of CheckpointFormat::ReadIndex.
-absl::StatusOr<LocatedSource> LocateFiles(const Storage& storage, const Listing& listing);
+absl::StatusOr<LocatedFiles> LocateFiles(const Storage& storage, const Listing& listing);
 
 // Whether a folder is of this format: it holds safetensors, and either they come first, or its
 // config.json names them. Reads that alone.

@@ -26,7 +26,7 @@ inline constexpr uint64_t kMaxSourceHeaderBytes = 4'000'000'000;
 // `located` must outlive it.
 class IndexMerger {
  public:
-  explicit IndexMerger(const LocatedSource& located) : located_(located) {}
+  explicit IndexMerger(const LocatedFiles& located) : located_(located) {}
 
   // Errors: InvalidArgument SOURCE_INVALID when a limit is passed.
   absl::Status Add(SafetensorsFile file);
@@ -60,7 +60,7 @@ class IndexMerger {
   bool HasEntryIn(uint32_t file, const std::string& name,
                   std::vector<TensorEntry>::const_iterator first) const;
 
-  const LocatedSource& located_;
+  const LocatedFiles& located_;
   CheckpointIndex index_;
   std::vector<std::map<std::string, std::string>> metadata_;  // per file
   std::vector<bool> has_chunks_;  // per file, whether it says where its tensors begin

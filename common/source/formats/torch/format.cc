@@ -27,7 +27,7 @@ bool IsIndex(const Storage& storage, const std::string& path) {
 }
 
 // What to take of a file of the source.
-torch::PartOptions OptionsOf(const Listing& listing, const torch::LocatedFiles& located,
+torch::PartOptions OptionsOf(const Listing& listing, const LocatedFiles& located,
                              const std::string& name) {
   torch::PartOptions options;
   options.strips_wrappers = !listing.is_folder && !located.index.has_value();
@@ -64,14 +64,14 @@ bool TorchFormat::Recognise(const Storage& storage, const Listing& listing) cons
 }
 
 absl::Status TorchFormat::Check(const Storage& storage, const Listing& listing) const {
-  CKPTD_ASSIGN_OR_RETURN(const torch::LocatedFiles located, torch::LocateFiles(storage, listing));
+  CKPTD_ASSIGN_OR_RETURN(const LocatedFiles located, torch::LocateFiles(storage, listing));
   if (located.index.has_value() || located.names.size() != 1) return absl::OkStatus();
   return torch::ReadFile(storage, located.folder + "/" + located.names.front()).status();
 }
 
 absl::StatusOr<OpenedCheckpoint> TorchFormat::ReadIndex(const Storage& storage,
                                                         const Listing& listing) const {
-  CKPTD_ASSIGN_OR_RETURN(const torch::LocatedFiles located, torch::LocateFiles(storage, listing));
+  CKPTD_ASSIGN_OR_RETURN(const LocatedFiles located, torch::LocateFiles(storage, listing));
   torch::IndexMerger merger(located);
   for (const std::string& name : located.names) {
     CKPTD_ASSIGN_OR_RETURN(const torch::File file,

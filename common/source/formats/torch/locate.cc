@@ -3,19 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
-#include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/source/formats/torch/choose.h"
 #include "common/source/text.h"
 
 namespace ckptd::torch {
 namespace {
-
-// "/a/b.pt" -> "/a"; "/b.pt" -> "".
-std::string FolderOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
 
 // All that are missing, at once.
 absl::Status CheckThere(const Storage& storage, const LocatedFiles& located) {
@@ -30,31 +25,8 @@ absl::Status CheckThere(const Storage& storage, const LocatedFiles& located) {
                                   located.index_path));
 }
 
-absl::StatusOr<LocatedFiles> LocateByIndex(const Storage& storage, const std::string& path) {
-  absl::StatusOr<TextObject> read = ReadText(storage, path, kMaxIndexJsonBytes);
-  if (!read.ok()) return WithFact(read.status(), "file", path);
-  absl::StatusOr<IndexJson> index = ParseIndexJson(read->text, ".bin");
-  if (!index.ok()) {
-    return WithFact(WithContext(index.status(), "reading index " + path), "file", path);
-  }
-  std::set<std::string> names;
-  for (const auto& entry : index->weight_map) names.insert(entry.second);
-  if (names.size() > kMaxSourceFiles) {
-    return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
-                     fmt::format("opening {}: it has {} files, at most {} are read; merge them "
-                                 "into larger ones",
-                                 path, names.size(), kMaxSourceFiles),
-                     {{"file", path}});
-  }
-  LocatedFiles out;
-  out.folder = FolderOf(path);
-  out.names.assign(names.begin(), names.end());
-  out.index_path = path;
-  for (const std::string& remark : index->remarks) {
-    out.remarks.push_back(fmt::format("index {}: {}", path, remark));
-  }
-  out.index = *std::move(index);
-  out.index_file = std::move(read->identity);
+absl::StatusOr<LocatedFiles> LocateWhole(const Storage& storage, const std::string& index) {
+  CKPTD_ASSIGN_OR_RETURN(LocatedFiles out, LocateByIndex(storage, index, ".bin"));
   CKPTD_RETURN_IF_ERROR(CheckThere(storage, out));
   return out;
 }
@@ -65,17 +37,13 @@ absl::StatusOr<LocatedFiles> LocateFiles(const Storage& storage, const Listing& 
   const std::string& source = listing.source;
   LocatedFiles out;
   if (!listing.is_folder) {
-    if (source.ends_with(".json")) {
-      CKPTD_RETURN_IF_ERROR(CheckPart(listing, {"model"}));
-      return LocateByIndex(storage, source);
-    }
-    out.folder = FolderOf(source);
-    out.names = {source.substr(out.folder.size() + 1)};
-    return out;
+    if (!source.ends_with(".json")) return LocateOneFile(source);
+    CKPTD_RETURN_IF_ERROR(CheckPart(listing, {"model"}));
+    return LocateWhole(storage, source);
   }
   CKPTD_ASSIGN_OR_RETURN(FilesChoice choice, ChooseFiles(listing));
   if (!choice.index.empty()) {
-    CKPTD_ASSIGN_OR_RETURN(out, LocateByIndex(storage, source + "/" + choice.index));
+    CKPTD_ASSIGN_OR_RETURN(out, LocateWhole(storage, source + "/" + choice.index));
   } else {
     out.folder = source;
     out.names = std::move(choice.names);
