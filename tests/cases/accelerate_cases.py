@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
 from accelerate.utils import fsdp_utils
-from fsdp_cases import numbers
+from fsdp_bench import numbers
 from safetensors.torch import save_file
 from spread_bench import (
     Bare,

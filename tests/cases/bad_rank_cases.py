@@ -14,7 +14,7 @@ from ckptd import _client
 from ckptd.torch.load import _load_into
 from ckptd.transformers import _deferred_load, _files
 from accelerate_cases import OnTheHost, Stack, assert_same_model, loaded, states, written
-from fsdp_cases import numbers
+from fsdp_bench import numbers
 from spread_bench import BROADCAST, PATIENCE, Bare, assert_equal, fails, sharded
 from transformers_cases import CASES as MODELS
 from transformers_cases import difference, facts_of

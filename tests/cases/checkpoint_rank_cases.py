@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from accelerate.utils import modeling
 from accelerate_cases import written
-from fsdp_cases import assert_in_daemon_memory, local, numbers
+from fsdp_bench import assert_in_daemon_memory, local, numbers
 from spread_bench import (
     BROADCAST,
     Bare,

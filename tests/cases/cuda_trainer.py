@@ -17,7 +17,7 @@ import ckptd.torch
 import host_view
 import torch
 import torch.distributed as dist
-from fsdp_cases import Net, assert_in_daemon_memory, assert_same, copied, init_buffers, local, train
+from fsdp_bench import Net, assert_in_daemon_memory, assert_same, copied, init_buffers, local, train
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard

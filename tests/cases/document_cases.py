@@ -11,7 +11,7 @@ import ckptd.torch
 import torch
 import torch.distributed as dist
 from accelerate_cases import OnTheHost
-from fsdp_cases import numbers
+from fsdp_bench import numbers
 from safetensors.torch import save_file
 from spread_bench import assert_equal, assert_trains_alike
 from torch import nn

@@ -14,7 +14,7 @@ import ckptd
 import ckptd._participant
 import ckptd.torch
 import torch.distributed as dist
-from fsdp_cases import Net, init_buffers, numbers, on_meta
+from fsdp_bench import Net, init_buffers, numbers, on_meta
 from spread_bench import PATIENCE
 from torch.distributed.fsdp import fully_shard
 

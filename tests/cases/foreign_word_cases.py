@@ -15,7 +15,7 @@ import ckptd.torch
 import torch.distributed as dist
 from ckptd._rpc import Deadline
 from ckptd.torch.agree import _agreement, _message_auth, _round
-from fsdp_cases import local
+from fsdp_bench import local
 from spread_bench import BROADCAST, Bare, assert_holds, fails, save, sharded
 
 CALL = "set_model_state_dict"

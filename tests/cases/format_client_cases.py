@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from accelerate.utils import modeling
-from fsdp_cases import Net, copied, numbers
+from fsdp_bench import Net, copied, numbers
 from safetensors.torch import load_file, save_file
 from spread_bench import (
     BROADCAST,

@@ -12,7 +12,7 @@ import ckptd.torch
 import document_cases
 import torch
 import torch.distributed as dist
-from fsdp_cases import Net, assert_in_daemon_memory, daemon_ranges, numbers, on_meta
+from fsdp_bench import Net, assert_in_daemon_memory, daemon_ranges, numbers, on_meta
 from spread_bench import BROADCAST, storage_bytes_of
 from torch import nn
 from torch.distributed.fsdp import MixedPrecision, ShardingStrategy, StateDictType

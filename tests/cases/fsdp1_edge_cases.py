@@ -13,7 +13,7 @@ from fsdp1_cases import (
     replaced,
     wrapped,
 )
-from fsdp_cases import Net, numbers, on_meta
+from fsdp_bench import Net, numbers, on_meta
 from spread_bench import BROADCAST, fails
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions

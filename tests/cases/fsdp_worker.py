@@ -24,7 +24,7 @@ def main(folder, rank, world, only):
     import torch
     import torch.distributed as dist
     from fake_daemon import FakeDaemon
-    from fsdp_cases import Bench
+    from fsdp_bench import Bench
 
     cases = importlib.import_module(os.environ.get("CKPTD_TEST_CASES", "fsdp_cases")).CASES
 

@@ -16,7 +16,7 @@ import time
 import ckptd.torch
 import torch
 import torch.distributed as dist
-from fsdp_cases import numbers
+from fsdp_bench import numbers
 from spread_bench import BROADCAST, Bare, only_on_first, ours, sharded
 
 

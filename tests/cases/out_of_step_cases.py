@@ -13,7 +13,7 @@ import torch.distributed as dist
 from accelerate_cases import OnTheHost, loaded, states
 from ckptd.torch.agree import _agreement
 from ckptd.torch.compat import _torch_internals
-from fsdp_cases import local, numbers
+from fsdp_bench import local, numbers
 from safetensors.torch import save_file
 from spread_bench import BROADCAST, Bare, assert_holds, fails, save, sharded
 from spread_cases import Said

@@ -8,7 +8,7 @@ import ckptd
 import ckptd.torch
 import torch
 import torch.distributed as dist
-from fsdp_cases import Net, assert_in_daemon_memory, assert_same, numbers
+from fsdp_bench import Net, assert_in_daemon_memory, assert_same, numbers
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

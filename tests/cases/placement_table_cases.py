@@ -11,7 +11,7 @@ import itertools
 import ckptd.torch
 import torch
 import torch.distributed as dist
-from fsdp_cases import on_meta
+from fsdp_bench import on_meta
 from spread_bench import BROADCAST, assert_equal
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh

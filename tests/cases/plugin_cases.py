@@ -23,7 +23,7 @@ from fsdp1_cases import (
     replaced,
     train,
 )
-from fsdp_cases import assert_in_daemon_memory, numbers, on_meta
+from fsdp_bench import assert_in_daemon_memory, numbers, on_meta
 from spread_bench import assert_equal, fails, storage_bytes_of
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import (

@@ -8,7 +8,7 @@ import ckptd
 import fsdp1_cases
 import torch
 import torch.distributed as dist
-from fsdp_cases import Bench, Net, numbers
+from fsdp_bench import Bench, Net, numbers
 from group import wait_until
 from spread_bench import storage_bytes_of
 from torch.distributed.device_mesh import init_device_mesh

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import transformers
 from accelerate.utils import fsdp_utils
 from accelerate_cases import OnTheHost, assert_same_model
-from fsdp_cases import local
+from fsdp_bench import local
 from spread_bench import storage_bytes_of
 from transformers_cases import FIVE
 

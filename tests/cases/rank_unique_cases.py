@@ -4,7 +4,7 @@ import ckptd
 import ckptd.accelerate
 import ckptd.torch
 import torch
-from fsdp_cases import copied, local, numbers, on_meta
+from fsdp_bench import copied, local, numbers, on_meta
 from spread_bench import BROADCAST, Bare, accelerates, assert_same_bytes, fails, only_on_first
 from torch import nn
 from torch.distributed.checkpoint.state_dict import set_model_state_dict

@@ -14,7 +14,7 @@ import time
 import ckptd.torch
 import torch
 import torch.distributed as dist
-from fsdp_cases import numbers
+from fsdp_bench import numbers
 from spread_bench import Bare, only_on_first, sharded
 
 

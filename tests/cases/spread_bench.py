@@ -7,7 +7,7 @@ import time
 import ckptd
 import ckptd.torch
 import torch
-from fsdp_cases import Net, copied, local, numbers, on_meta
+from fsdp_bench import Net, copied, local, numbers, on_meta
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.distributed.fsdp import fully_shard

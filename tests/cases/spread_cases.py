@@ -11,7 +11,7 @@ import ckptd
 import ckptd.torch
 import torch
 import torch.distributed as dist
-from fsdp_cases import Net, assert_in_daemon_memory, copied, local, numbers
+from fsdp_bench import Net, assert_in_daemon_memory, copied, local, numbers
 from group import wait_until
 from process_state import open_links
 from spread_bench import (

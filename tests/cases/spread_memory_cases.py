@@ -18,7 +18,7 @@ from accelerate_cases import OnTheHost
 from ckptd import _proto
 from ckptd.torch.spread import _staging
 from fsdp1_cases import empty, flats, of_layers, wrapped
-from fsdp_cases import assert_in_daemon_memory, local, on_meta
+from fsdp_bench import assert_in_daemon_memory, local, on_meta
 from safetensors.torch import save_file
 from spread_bench import BROADCAST, Accelerator, assert_same_bytes, sharded
 from torch import nn

@@ -10,7 +10,7 @@ import ckptd
 import ckptd.torch
 import torch
 import torch.distributed as dist
-from fsdp_cases import Net, assert_in_daemon_memory, local, numbers
+from fsdp_bench import Net, assert_in_daemon_memory, local, numbers
 from spread_bench import (
     BROADCAST,
     Bare,

@@ -8,7 +8,7 @@ import fake_cuda
 import fake_nccl
 import warm
 from faults import Program, client_environment
-from fsdp_cases import Net, numbers
+from fsdp_bench import Net, numbers
 from group import Group, save, save_in_files
 
 HERE = pathlib.Path(__file__).resolve().parent

@@ -129,7 +129,7 @@ def make(tmp_path, daemon):
     """Saves tensors and loads them into a model."""
 
     import ckptd.torch
-    from fsdp_cases import init_buffers
+    from fsdp_bench import init_buffers
     from safetensors.torch import save_file
 
     class Maker:

@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fsdp_cases import Net, init_buffers, numbers, on_meta  # noqa: E402
+from fsdp_bench import Net, init_buffers, numbers, on_meta  # noqa: E402
 from torch import nn  # noqa: E402
 
 

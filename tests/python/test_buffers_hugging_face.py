@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fsdp_cases import numbers, on_meta  # noqa: E402
+from fsdp_bench import numbers, on_meta  # noqa: E402
 from torch import nn  # noqa: E402
 
 FLAG = "_is_hf_initialized"

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import ckptd.torch  # noqa: E402
 from ckptd.torch.load import _load_into, _memory, _targets  # noqa: E402
-from fsdp_cases import Net, assert_in_daemon_memory, numbers, on_meta, train  # noqa: E402
+from fsdp_bench import Net, assert_in_daemon_memory, numbers, on_meta, train  # noqa: E402
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ckptd.torch  # noqa: E402
-from fsdp_cases import copied, numbers, on_meta  # noqa: E402
+from fsdp_bench import copied, numbers, on_meta  # noqa: E402
 from torch import nn  # noqa: E402
 
 

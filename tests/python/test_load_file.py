@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ckptd.torch  # noqa: E402
-from fsdp_cases import Net, numbers  # noqa: E402
+from fsdp_bench import Net, numbers  # noqa: E402
 
 
 def test_load_file_gives_every_tensor(make, daemon):

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fsdp_cases import Net, equal_to, numbers, on_meta  # noqa: E402
+from fsdp_bench import Net, equal_to, numbers, on_meta  # noqa: E402
 from torch import nn  # noqa: E402
 
 

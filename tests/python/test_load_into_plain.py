@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ckptd.torch  # noqa: E402
-from fsdp_cases import (  # noqa: E402
+from fsdp_bench import (  # noqa: E402
     Net,
     assert_in_daemon_memory,
     equal_to,

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fsdp_cases import copied, on_meta  # noqa: E402
+from fsdp_bench import copied, on_meta  # noqa: E402
 from torch import nn  # noqa: E402
 
 

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import ckptd.torch  # noqa: E402
-from fsdp_cases import Net, copied, equal_to, numbers, on_meta  # noqa: E402
+from fsdp_bench import Net, copied, equal_to, numbers, on_meta  # noqa: E402
 from torch import nn  # noqa: E402
 
 

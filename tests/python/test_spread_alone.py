@@ -9,7 +9,7 @@ import ckptd.torch  # noqa: E402
 from ckptd.torch.agree import _failures  # noqa: E402
 from ckptd.torch.spread import _staging  # noqa: E402
 from fake_slab import Refusal  # noqa: E402
-from fsdp_cases import Net, numbers  # noqa: E402
+from fsdp_bench import Net, numbers  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 import ckptd.torch  # noqa: E402
 from ckptd import _client, _rpc  # noqa: E402
-from fsdp_cases import Net, numbers  # noqa: E402
+from fsdp_bench import Net, numbers  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.checkpoint import state_dict as torch_state_dict  # noqa: E402
