@@ -1,4 +1,4 @@
-// What trainers lay beside a torch distributed checkpoint: Megatron-Core's common.pt and
+// Files that trainers lay beside a torch distributed checkpoint: Megatron-Core's common.pt and
 // metadata.json, Lightning's meta.pt.
 #ifndef CKPTD_COMMON_SOURCE_FORMATS_DCP_BESIDE_H_
 #define CKPTD_COMMON_SOURCE_FORMATS_DCP_BESIDE_H_

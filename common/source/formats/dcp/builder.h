@@ -45,7 +45,7 @@ class Builder {
     uint32_t pieces = 0;
   };
 
-  // What a tensor of the index is made of.
+  // The key and the chunks that a tensor of the index is made of.
   struct Source {
     std::string key;
     std::vector<Box> chunks = {};              // as they are stored

@@ -1,4 +1,4 @@
-// What an item begins with: a file of torch.save without the rest of it. Pure.
+// The head of an item, which is a file of torch.save, read without the rest of it. Pure.
 #ifndef CKPTD_COMMON_SOURCE_FORMATS_DCP_HEAD_H_
 #define CKPTD_COMMON_SOURCE_FORMATS_DCP_HEAD_H_
 

@@ -37,8 +37,8 @@ std::optional<torch::File> FileOf(std::span<const std::byte> pickle) {
   return file;
 }
 
-// What a pickle of a tensor describes that has all of a storage of so many bytes; nullopt: it must
-// be read with its file.
+// The tensor that a pickle describes, in a storage of `bytes` bytes; nullopt: it must be read with
+// its file.
 std::optional<ItemTensor> Describe(std::span<const std::byte> pickle, uint64_t bytes) {
   std::optional<torch::File> file = FileOf(pickle);
   if (!file.has_value()) return std::nullopt;
@@ -172,7 +172,7 @@ absl::StatusOr<ItemTensor> ItemReader::ReadTensor(const Item& item, std::string_
                                                   Dtype dtype, const Box& box) {
   const uint64_t bytes = CheckedBytes(ElementCount(box.extents), BitsOf(dtype)).value_or(0);
   CKPTD_RETURN_IF_ERROR(Check(item));
-  // Of those in safetensors the length is that of the elements, wherever these are.
+  // The length of an item in safetensors is that of its elements, wherever these are.
   const size_t start_bytes = kHeaderLengthBytes + 1;
   std::span<const std::byte> start;
   if (part_.bytes - item.offset >= start_bytes) {

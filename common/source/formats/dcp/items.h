@@ -33,13 +33,14 @@ struct ItemTensor {
   bool big_endian = false;
 };
 
-// What an object holds that is no tensor, by the path below it; "" is the object itself.
+// The values in an object that is no tensor, by their path below it; "" is the object itself.
 struct ObjectValues {
   std::map<std::string, std::string> values;  // as CheckpointIndex::values
   std::map<std::string, std::string> opaque;
 };
 
-// What pickles describe, by their bytes: thousands of items have the same ones. Not thread-safe.
+// Tensors and objects by the bytes of the pickles that describe them: thousands of items have the
+// same pickle. This struct is not thread-safe.
 struct KnownPickles {
   struct Described {
     ItemTensor tensor;  // its offset is from where the storage begins

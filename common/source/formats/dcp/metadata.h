@@ -1,4 +1,4 @@
-// What the .metadata of a torch distributed checkpoint says: which keys there are, and in which
+// The .metadata of a torch distributed checkpoint: it says which keys there are, and in which
 // chunks and files. Pure.
 #ifndef CKPTD_COMMON_SOURCE_FORMATS_DCP_METADATA_H_
 #define CKPTD_COMMON_SOURCE_FORMATS_DCP_METADATA_H_
@@ -17,7 +17,7 @@
 
 namespace ckptd::dcp {
 
-// What is stored under one key. Lives as long as its Metadata.
+// One key, and what is stored under it. This struct lives as long as its Metadata.
 struct Stored {
   std::string_view key;
   bool is_object = false;  // bytes of something that is no tensor

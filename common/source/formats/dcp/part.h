@@ -27,12 +27,12 @@ struct Part {
   std::string remark;  // a sentence for people: what was taken; empty: all, as it is called
 };
 
-// What belongs to listing.part. A state dict of several levels has a group for each key of its
-// first one ("model", "lr_scheduler"); where nobody noted the levels, the name up to its first dot
-// counts if it is a usual one. Parts are:
+// The entries that belong to listing.part. A state dict of several levels has a group for each key
+// of its first one ("model", "lr_scheduler"); where nobody noted the levels, the name up to its
+// first dot counts if it is a usual one. Parts are:
 //   model       the group called so, without that prefix; where there is none, all that is neither
-//               an optimizer's nor known to be something else. By default.
-//   optimizer   all groups called so. By default where there is nothing else.
+//               an optimizer's nor known to be something else. It is the default.
+//   optimizer   all groups called so. It is the default where there is nothing else.
 //   extra       the rest
 //   all         everything, by its full name
 //   and every other group by its name.

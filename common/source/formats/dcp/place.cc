@@ -59,7 +59,7 @@ bool HasSafetensors(const Listing& listing) {
   });
 }
 
-// What each rank wrote for itself (use_collectives=False).
+// Whether there is a .metadata that a rank wrote for itself (use_collectives=False).
 bool HasRanks(const Listing& listing) {
   return std::any_of(listing.names.begin(), listing.names.end(), [](const std::string& name) {
     return NumberIn(name, "__", kMetadata).has_value();

@@ -31,7 +31,7 @@ absl::Status Invalid(const std::string& path, const std::string& why) {
 struct PlannedParameter {
   const Parameter* parameter = nullptr;
   Runs runs;
-  // Of stage 3 there is one: all groups together.
+  // Stage 3 has one planned group: all groups together.
   size_t group = 0;
 };
 
@@ -63,8 +63,8 @@ class Assembler {
   absl::Status Plan();
   absl::Status PlanGroup(size_t group);
   absl::Status PlanStage3();
-  // What each rank has of one of the planned groups; nullopt where some rank has no such tensor, or
-  // one that is not cut like its part.
+  // The part that each rank has of one of the planned groups; nullopt where some rank has no such
+  // tensor, or one that is not cut like its part.
   std::optional<std::vector<FlatPart>> PartsOf(size_t group, const Selector& select) const;
 
   std::span<const PlannedParameter> PlannedOf(size_t group) const {

@@ -19,16 +19,16 @@ struct States {
   std::vector<OptimizerStates> optimizers;
 };
 
-// What is left for the caller to set: `source`, `format`, and files that say which files count.
-// Errors of all, each with fact "file": DataLoss SOURCE_INVALID for files that do not belong together
-// or are damaged, InvalidArgument SOURCE_INVALID where a limit is passed.
+// The caller still sets `source` and `format`, and adds the files that say which files count.
+// Errors of all, each with fact "file": DataLoss SOURCE_INVALID for files that do not belong
+// together or are damaged, InvalidArgument SOURCE_INVALID where a limit is passed.
 
 // The model in 32 bits: the optimizer's own weights, and the rest (buffers, frozen parameters) as
 // the module has it, which a remark says. Without `optimizers` the module's state dict as it was
 // saved. Tied names are aliases.
 absl::StatusOr<OpenedCheckpoint> AssembleModel(const States& states);
 
-// What the optimizer keeps for each parameter: "state.NAME.exp_avg".
+// The tensors that the optimizer keeps for each parameter: "state.NAME.exp_avg".
 absl::StatusOr<OpenedCheckpoint> AssembleOptimizer(const States& states);
 
 }  // namespace ckptd::deepspeed

@@ -29,7 +29,7 @@ struct StateFiles {
 // `names` are sorted.
 StateFiles StateFilesOf(const std::vector<std::string>& names);
 
-// What ranks below `count` lack: names of files.
+// The names of the files that ranks below `count` lack.
 std::vector<std::string> MissingOptimizers(const StateFiles& files, uint32_t count);
 std::vector<std::string> MissingModels(const StateFiles& files, uint32_t count);
 

@@ -12,7 +12,7 @@
 
 namespace ckptd::deepspeed {
 
-// What one rank has of flat parameters: tensors of one dimension without gaps, one behind the other.
+// One rank's part of flat parameters: tensors of one dimension without gaps, one behind the other.
 struct FlatPart {
   uint32_t file = 0;  // number in the index
   bool big_endian = false;

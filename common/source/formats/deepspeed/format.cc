@@ -51,7 +51,7 @@ absl::Status NoSuchTag(const std::string& latest, const std::string& tag, std::s
                    {{"file", latest}});
 }
 
-// What `latest` names: one folder beside it.
+// The folder beside `latest` that it names.
 absl::StatusOr<Located> LocateLatest(const Storage& storage, const std::string& source) {
   const std::string path = source + "/" + kLatest;
   absl::StatusOr<TextObject> text = ReadText(storage, path, kMaxTagBytes);
@@ -99,7 +99,8 @@ absl::StatusOr<Located> Locate(const Storage& storage, const Listing& listing) {
                    {{"file", listing.source}});
 }
 
-// Of all ranks below `ranks`, or what they lack.
+// The error that names the files that ranks below `ranks` lack, or says that there are too many
+// ranks; OK where neither is so.
 absl::Status CheckComplete(const Located& located, uint64_t ranks) {
   if (ranks > kMaxSourceFiles) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,

@@ -9,9 +9,9 @@
 
 namespace ckptd {
 
-// Of stages 1, 2 and 3 of ZeRO, and without it. Parts: "model" in 32 bits (the default), "module"
-// as the model was saved, "optimizer". In a folder that has usual files of weights, too, only parts
-// that are asked for are meant: asked before the formats of such files.
+// Checkpoints of stages 1, 2 and 3 of ZeRO, and without it. Parts: "model" in 32 bits (the
+// default), "module" as the model was saved, "optimizer". This format is asked before those of
+// usual files of weights: a folder that has these, too, is of it only where a part is asked for.
 class DeepSpeedFormat final : public CheckpointFormat {
  public:
   std::string_view name() const override { return "deepspeed"; }

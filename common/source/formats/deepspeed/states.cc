@@ -169,8 +169,8 @@ absl::Status ReadStateOf(const torch::File& file, const Value* state, GroupOfRan
   });
 }
 
-// Of all groups: {"state": {number of the group: ...}}, or where groups may be partitioned anew a
-// list.
+// The states of all groups: {"state": {number of the group: ...}}, or a list where groups may be
+// partitioned anew.
 absl::Status ReadStates(const torch::File& file, const Value& base,
                         std::vector<GroupOfRank>& groups) {
   if (base.is(Kind::kList)) {

@@ -1,4 +1,4 @@
-// What the files of a DeepSpeed checkpoint say, read from pickles to plain values.
+// The states in the files of a DeepSpeed checkpoint, read from pickles to plain values.
 #ifndef CKPTD_COMMON_SOURCE_FORMATS_DEEPSPEED_STATES_H_
 #define CKPTD_COMMON_SOURCE_FORMATS_DEEPSPEED_STATES_H_
 
@@ -22,7 +22,7 @@ struct ModelStates {
   torch::File file;
   // The module's state dict, in 16 bits mostly. Of stage 3 parameters have no elements here.
   torch::Flattened module;
-  // What the optimizer has in 32 bits: the parameters of each of its groups, in their order.
+  // The parameters that the optimizer has in 32 bits: those of each of its groups, in their order.
   std::vector<std::vector<Parameter>> groups;
   // Parameters that are not trained, and of stage 3 what this rank has of each.
   std::vector<Parameter> frozen;
@@ -31,7 +31,7 @@ struct ModelStates {
   std::map<std::string, std::string> shared;  // name -> name of the parameter that it is, too
   std::optional<uint64_t> stage;              // of ZeRO, by the configuration; 0: none
   uint64_t ranks = 0;                         // data-parallel; 0: not stated
-  // Of everything else: the counters of the engine and the client's state.
+  // The values of everything else: the counters of the engine and the client's state.
   torch::Flattened others;
   // Without ZeRO, the optimizer's whole state.
   torch::Flattened optimizer;
@@ -41,7 +41,7 @@ struct ModelStates {
 // for a file that holds something else.
 absl::StatusOr<ModelStates> ReadModelStates(const Storage& storage, const std::string& path);
 
-// What a rank has of one group of the optimizer.
+// A rank's part of one group of the optimizer.
 struct GroupOfRank {
   torch::Tensor part;   // 32-bit elements, of one dimension without gaps
   std::map<std::string, torch::Tensor> state;  // "exp_avg" ..., where it was asked for

@@ -36,7 +36,7 @@ enum class ValueType : uint32_t {
   kU8, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kText, kArray, kU64, kI64, kF64,
 };
 
-// Of one number; 0 for others.
+// The bytes of one number or boolean; 0 for values of other types.
 uint64_t BytesOf(ValueType type) {
   switch (type) {
     case ValueType::kU8:

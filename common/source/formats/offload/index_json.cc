@@ -17,7 +17,7 @@
 namespace ckptd::offload {
 namespace {
 
-// Of numpy: an array has no more.
+// An array of numpy has no more dimensions.
 constexpr size_t kMaxDims = 64;
 // A file's name has 255 bytes at most.
 constexpr size_t kMaxNameBytes = 251;

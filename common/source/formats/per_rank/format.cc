@@ -62,7 +62,7 @@ bool PerRankFormat::Recognise(const Storage& storage, const Listing& listing) co
   const bool has_part = std::any_of(all.begin(), all.end(), [&](const Series& series) {
     return series.part == (listing.part.empty() ? "model" : listing.part);
   });
-  // Of several it says which there are.
+  // Several saves are recognised, too: Check says which there are.
   if (!chosen.ok() || chosen->files.empty()) return has_part;
   const auto object = storage.Open(listing.source + "/" + chosen->files.begin()->second);
   return object.ok() && torch::IsTorchFile(**object);

@@ -115,7 +115,7 @@ absl::StatusOr<Series> ChooseSeries(const Listing& listing) {
   std::vector<Series>& chosen = of_stem.empty() ? of_part : of_stem;
   if (chosen.size() == 1) {
     Series& series = chosen.front();
-    // Of ranks that this save did not have.
+    // Files of ranks that this save did not have do not count.
     if (series.ranks > 0) {
       series.files.erase(series.files.lower_bound(series.ranks), series.files.end());
     }

@@ -25,7 +25,7 @@ constexpr auto kExtensions =
 constexpr std::string_view kPickle = ".pkl";  // of what accelerate keeps besides weights
 constexpr auto kParts = std::to_array<std::string_view>({"model", "optimizer", "extra"});
 
-// What a file is by its name.
+// The role of a file, by its name.
 enum class Role { kNone, kIndex, kModel, kOtherWeights, kOptimizer, kState };
 
 std::string_view ExtensionOf(std::string_view name) {

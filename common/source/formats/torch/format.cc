@@ -26,7 +26,7 @@ bool IsIndex(const Storage& storage, const std::string& path) {
   return read.ok() && ParseIndexJson(read->text, ".bin").ok();
 }
 
-// What to take of a file of the source.
+// The options that say what to take of a file of the source.
 torch::PartOptions OptionsOf(const Listing& listing, const LocatedFiles& located,
                              const std::string& name) {
   torch::PartOptions options;

@@ -1,4 +1,4 @@
-// What torch.save wrote: single files, and folders of them with and without an index.
+// Files that torch.save wrote: single ones, and folders of them with and without an index.
 #ifndef CKPTD_COMMON_SOURCE_FORMATS_TORCH_FORMAT_H_
 #define CKPTD_COMMON_SOURCE_FORMATS_TORCH_FORMAT_H_
 

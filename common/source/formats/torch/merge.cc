@@ -85,7 +85,7 @@ absl::Status IndexMerger::Add(const File& file, TakenPart part) {
     tensors_.emplace(tensor.named.name, std::move(entry));
   }
   index_.aliases.merge(part.rest.aliases);
-  // What an earlier file stated stays.
+  // A value that an earlier file stated stays.
   index_.values.merge(part.rest.values);
   index_.opaque.merge(part.rest.opaque);
   if (index_.values.size() + index_.opaque.size() > kMaxSourceValues) {

@@ -25,9 +25,9 @@ class IndexMerger {
  public:
   explicit IndexMerger(const LocatedFiles& located) : located_(located) {}
 
-  // Of a name in several files that an index names, the last file's counts, as for transformers
-  // and accelerate, which read them in order. Errors: InvalidArgument SOURCE_INVALID when a limit
-  // is passed; DataLoss SOURCE_INVALID for a name in two files without an index.
+  // The last file's tensor counts where a name is in several files that an index names, as for
+  // transformers and accelerate, which read them in order. Errors: InvalidArgument SOURCE_INVALID
+  // when a limit is passed; DataLoss SOURCE_INVALID for a name in two files without an index.
   absl::Status Add(const File& file, TakenPart part);
 
   // The index, but for what its source and format are. Errors: those of FinishTensors.

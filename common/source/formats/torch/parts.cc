@@ -23,8 +23,8 @@ using pickle::Entry;
 using pickle::Kind;
 using pickle::Value;
 
-// What Lightning, torchvision, timm, DeepSpeed, nnU-Net and PyTorch's own tutorials call them; the
-// first that is there counts.
+// The keys of models and optimizers in files of Lightning, torchvision, timm, DeepSpeed, nnU-Net
+// and PyTorch's own tutorials; the first that is there counts.
 constexpr auto kModelKeys = std::to_array<std::string_view>(
     {"state_dict", "model_state_dict", "model", "module", "network_weights", "net"});
 constexpr auto kOptimizerKeys = std::to_array<std::string_view>(

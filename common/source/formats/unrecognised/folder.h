@@ -1,4 +1,4 @@
-// What a folder holds that is no checkpoint.
+// The reason why a folder is no checkpoint: what it holds, or lacks.
 #ifndef CKPTD_COMMON_SOURCE_FORMATS_UNRECOGNISED_FOLDER_H_
 #define CKPTD_COMMON_SOURCE_FORMATS_UNRECOGNISED_FOLDER_H_
 

@@ -1,4 +1,4 @@
-// What no format recognises: says what it is instead, and what to do about it.
+// The format of what no other recognises: it says what that is, and what to do about it.
 #ifndef CKPTD_COMMON_SOURCE_FORMATS_UNRECOGNISED_FORMAT_H_
 #define CKPTD_COMMON_SOURCE_FORMATS_UNRECOGNISED_FORMAT_H_
 

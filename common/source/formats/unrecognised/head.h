@@ -1,4 +1,4 @@
-// What files are, by how they begin. Pure.
+// Findings about files that are no checkpoints, by how they begin. Pure.
 #ifndef CKPTD_COMMON_SOURCE_FORMATS_UNRECOGNISED_HEAD_H_
 #define CKPTD_COMMON_SOURCE_FORMATS_UNRECOGNISED_HEAD_H_
 
@@ -15,7 +15,7 @@ struct Finding {
   bool is_damage = false;  // else a file of another kind
 };
 
-// What came in place of a checkpoint: pointers, pages and messages; `head` are the first bytes.
+// Text that came in place of a checkpoint: pointers, pages, messages; `head` are the first bytes.
 std::optional<Finding> FindText(std::string_view head);
 
 // Files of other programs.

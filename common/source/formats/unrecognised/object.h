@@ -1,4 +1,4 @@
-// What a single object is that is no checkpoint.
+// The reason why a single object is no checkpoint: what it is instead.
 #ifndef CKPTD_COMMON_SOURCE_FORMATS_UNRECOGNISED_OBJECT_H_
 #define CKPTD_COMMON_SOURCE_FORMATS_UNRECOGNISED_OBJECT_H_
 
