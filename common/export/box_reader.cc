@@ -14,7 +14,7 @@ namespace {
 // A gap of this length costs more to read than another call does. A run of this length is worth one.
 constexpr uint64_t kLongGap = 64 << 10;
 constexpr uint64_t kLongRun = 64 << 10;
-// What is copied at once lies in the first cache, rows and columns alike.
+// A tile of this many rows and columns lies in the first cache while it is copied.
 constexpr uint64_t kTile = 64;
 
 std::optional<Box> Shared(const Box& a, const Box& b) {

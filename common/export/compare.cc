@@ -22,7 +22,7 @@ class Reader {
  public:
   Reader(OpenFiles& files, const TensorEntry& tensor) : stream_(files, tensor, tensor.dtype) {}
 
-  // What is there; empty at the end.
+  // The bytes at hand; empty at the end.
   absl::StatusOr<Bytes> Peek() {
     if (left_.empty()) {
       CKPTD_ASSIGN_OR_RETURN(left_, stream_.Next());
@@ -68,7 +68,7 @@ std::optional<double> IntegerDifference(Dtype dtype, Bytes a, Bytes b, size_t i)
   }
 }
 
-// Of two tensors that have a name and a shape in common.
+// Compares two tensors that have a name and a shape in common.
 class TensorComparer {
  public:
   TensorComparer(const TensorEntry& a, const TensorEntry& b, TensorDifference& out)

@@ -20,7 +20,7 @@ struct TensorDifference {
   Kind kind = Kind::kValues;
   const TensorEntry* a = nullptr;  // null: only the second one has it
   const TensorEntry* b = nullptr;
-  // Of tensors of one shape.
+  // The fields below compare tensors of one shape.
   uint64_t elements = 0;  // that differ: in their bits, or as numbers where dtypes are two
   bool has_largest = false;
   double largest = 0;  // of numbers; NaN where one of two is none

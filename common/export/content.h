@@ -1,4 +1,4 @@
-// What is to be written: which tensors of a source, under which names and dtypes. Pure.
+// The content of an export: which tensors of a source, under which names and dtypes. Pure.
 #ifndef CKPTD_COMMON_EXPORT_CONTENT_H_
 #define CKPTD_COMMON_EXPORT_CONTENT_H_
 
@@ -40,7 +40,7 @@ struct Choice {
   std::function<std::string(const std::string&)> rename = nullptr;
   // Also entries that are no tensors (EntryKind::kObject), which DCP alone can hold.
   bool objects = false;
-  // Of tensors that can be cast (IsCastable); unset: as they are.
+  // The new dtype of tensors that can be cast (IsCastable); unset: they stay as they are.
   std::optional<Dtype> dtype = std::nullopt;
 };
 

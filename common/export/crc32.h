@@ -11,7 +11,7 @@
 
 namespace ckptd {
 
-// Of what had `crc` (nothing: 0) and then `bytes`. Thread-safe.
+// The checksum of data that had `crc` so far (none: 0) and goes on with `bytes`. Thread-safe.
 inline uint32_t Crc32(uint32_t crc, std::span<const std::byte> bytes) {
   constexpr size_t kMost = size_t{1} << 30;  // zlib counts in 32 bits
   auto sum = static_cast<uLong>(crc);

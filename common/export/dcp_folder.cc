@@ -15,7 +15,7 @@ constexpr char kVersion[] = "1.0.0";
 
 bool IsObject(const DcpItem& item) { return item.tensor->from->kind == EntryKind::kObject; }
 
-// What dataclasses are: an object that is made without __init__, and its fields.
+// A dataclass is an object that is made without __init__ and then gets its fields.
 void BeginObject(std::string_view module, std::string_view name, PickleWriter& out) {
   out.Global(module, name);
   out.EmptyTuple();

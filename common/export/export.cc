@@ -23,8 +23,8 @@ constexpr char kIndexSuffix[] = ".index.json";
 
 using Tensors = std::vector<const OutTensor*>;
 
-// Of names that share a tensor safetensors has one, as safetensors' save_model keeps it: the first
-// in the alphabet. The others are metadata.
+// Safetensors has one of the names that share a tensor, as its save_model keeps it: the first in
+// the alphabet. The others are metadata.
 Content WithoutAliases(Content content, std::map<std::string, std::string>& kept_of) {
   for (OutTensor& tensor : content.tensors) {
     if (tensor.aliases.empty()) continue;
@@ -114,7 +114,7 @@ class Writer {
   std::vector<std::string> files_;
 };
 
-// What can be refused is refused before the first byte is written.
+// All that can be refused is refused here, before the first byte is written.
 absl::Status Check(const Content& content, ExportFormat to) {
   for (const OutTensor& tensor : content.tensors) {
     if (tensor.from->kind == EntryKind::kObject && to == ExportFormat::kDcp) continue;

@@ -130,7 +130,7 @@ void AddTensor(Dtype dtype, const Shape& shape, std::string_view storage, Pickle
   uint64_t elements = 1;
   for (size_t dim = counted.size(); dim-- > 0;) {
     strides[dim] = elements;
-    // What torch does for extents of 0, too.
+    // Extents of 0 count as 1 here, as in torch.
     elements *= std::max<uint64_t>(1, counted[dim]);
   }
   const uint64_t size = ElementCount(counted);

@@ -32,7 +32,7 @@ class PickleWriter {
   void SetItems() { out_ += 'u'; }  // keys and values go into the dict below the mark
   void Appends() { out_ += 'e'; }   // go into the list below the mark
 
-  // What is below is called with the tuple above; the result takes the place of both.
+  // The callee below is called with the tuple above; the result takes the place of both.
   void Reduce() { out_ += 'R'; }
   // The class below makes an object of the empty tuple above, without __init__.
   void NewObject() { out_ += '\x81'; }

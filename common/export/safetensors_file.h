@@ -13,7 +13,7 @@
 
 namespace ckptd {
 
-// What the library takes; a file with a longer one nobody could open.
+// The longest header that the library takes; nobody could open a file with a longer one.
 inline constexpr size_t kMaxWrittenHeader = 100'000'000;
 
 // OK if such a file can hold this tensor. Errors: Unimplemented TARGET_INVALID for a dtype that it

@@ -20,7 +20,7 @@ bool IsSidecar(const fs::directory_entry& entry) {
                                                        ".tiktoken", ".md",  ".jinja", ".jsonl",
                                                        ".yaml",     ".yml", ".spm",   ".vocab"};
   static const std::set<std::string_view> kNames = {"LICENSE", "NOTICE", "USE_POLICY"};
-  // Of a training, or of the files that are written anew.
+  // Files that belong to a training, or to the files that are written anew.
   static const std::set<std::string_view> kOthers = {"trainer_state.json", "metadata.json"};
   const std::string name = entry.path().filename().string();
   if (name.starts_with(".") || name.ends_with(".index.json") || kOthers.count(name) != 0) {

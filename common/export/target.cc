@@ -62,7 +62,7 @@ absl::Status CheckRoom(const std::string& path, const std::string& parent, uint6
                              bytes / 1'000'000 + 1, room / 1'000'000));
 }
 
-// What a run left that was killed.
+// Removes what a killed run left.
 absl::Status RemoveContents(const std::string& folder) {
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {

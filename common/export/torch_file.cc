@@ -23,7 +23,7 @@ absl::Status Unsupported(const OutTensor& tensor, std::string_view why) {
                    {{"tensor", tensor.name}});
 }
 
-// What torch puts in front of the storages and behind them.
+// The records that torch puts in front of the storages and behind them.
 absl::Status AddHead(const std::string& pickle, ZipWriter& zip) {
   CKPTD_RETURN_IF_ERROR(zip.Add("data.pkl", pickle));
   CKPTD_RETURN_IF_ERROR(zip.Add(".format_version", "1"));

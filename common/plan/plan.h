@@ -65,7 +65,7 @@ struct CopyOp {
   bool casts() const { return from != to; }
   // Whether the slab's bytes are others than the file's.
   bool converts() const { return casts() || ConvertedBytes() > 1; }
-  // Of what no cut may split where numbers are turned round or negated; else 1.
+  // Bytes of a number, which no cut may split, where it is turned round or negated; else 1.
   uint32_t ConvertedBytes() const {
     return negate != Signs::kNone ? BitsOf(from) / 8 : swap;
   }

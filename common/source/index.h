@@ -83,7 +83,7 @@ struct TensorEntry {
   bool negates_imaginary = false;
 };
 
-// Of the two parts of a complex number; of a real one both or none.
+// The signs that are turned over in the parts of a complex number; of a real one both or none.
 Signs SignsOf(const TensorEntry& tensor);
 
 inline constexpr size_t kMaxSourceValues = 1'000'000;
@@ -103,15 +103,15 @@ struct CheckpointIndex {
   std::map<std::string, std::string> aliases;
   // Metadata of the files, merged; the first file to state a key wins.
   std::map<std::string, std::string> metadata;
-  // What is no tensor, by the path that leads to it ("optimizer.param_groups.0.lr"): plain values
-  // as JSON ("0.001"), and objects of classes, which nobody builds, as "module.Name". At most
-  // kMaxSourceValues of both.
+  // Things that are no tensors, by the path that leads to them ("optimizer.param_groups.0.lr"):
+  // plain values as JSON ("0.001"), and objects of classes, which nobody builds, as "module.Name".
+  // There are at most kMaxSourceValues of both.
   std::map<std::string, std::string> values;
   std::map<std::string, std::string> opaque;
 
   // The tensor of that name or alias; nullptr when there is none. O(log n).
   const TensorEntry* Find(const std::string& name) const;
-  // Of the source, without its part.
+  // The path of the source, without its part.
   std::string path() const;
 };
 

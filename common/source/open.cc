@@ -57,7 +57,7 @@ struct Named {
   const CheckpointFormat& format;
 };
 
-// What lies at `path`, or else the part of it that it names.
+// The source that lies at `path`, or else the one whose part it names.
 absl::StatusOr<Listing> ListNamed(const Storage& storage, const std::string& path) {
   absl::StatusOr<Listing> whole = ListSource(storage, path);
   if (whole.status().code() != absl::StatusCode::kNotFound) return whole;

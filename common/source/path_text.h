@@ -20,7 +20,7 @@ std::string PathOfText(std::string_view text);
 // behind a link it is not what its text says.
 std::string SourceOfText(std::string_view text);
 
-// What a source is called: a path, and behind "#" which part of it ("/ckpt#optimizer").
+// The name of a source: a path, and behind "#" which part of it ("/ckpt#optimizer").
 struct SourceName {
   std::string path = {};
   std::string part = {};  // empty: none is named

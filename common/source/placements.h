@@ -27,7 +27,7 @@ struct PlacedBox {
   bool operator==(const PlacedBox&) const = default;
 };
 
-// What a coordinate keeps of a tensor.
+// The part of a tensor that a coordinate keeps.
 struct CutTensor {
   struct Dim {
     uint64_t first_chunk = 0;  // length of chunk 0 of the last cut, which is FSDP2's padded size

@@ -68,7 +68,7 @@ class Builder {
   template <typename Element>
   Element* Extend(Value& container, Element*& elements, size_t more);
 
-  // Of keys that were read a moment ago: later they lie far away.
+  // Hashes keys that were read a moment ago: later they lie far away.
   static void HashKeys(Entries entries);
 
   class KeyTable;

@@ -20,7 +20,7 @@ namespace {
 
 // How many values are looked at to find what a call reaches, each time: exploits are short.
 constexpr size_t kMostLookedAt = 64;
-// Of a name in an error.
+// The most bytes of a name that an error shows.
 constexpr size_t kMostShown = 200;
 
 Meaning MeaningOf(const Value& value) {
@@ -38,7 +38,7 @@ absl::Status Unsafe(const Value& symbol) {
       {{"calls", name}});
 }
 
-// What executes among a callee and its arguments, and what they were made of; nullptr: nothing.
+// The first that executes of a callee, its arguments and what they were made of; nullptr: none.
 const Value* FindExecuting(const Value& callee, Items arguments) {
   std::vector<const Value*> open = {&callee};
   open.insert(

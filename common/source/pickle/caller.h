@@ -1,4 +1,4 @@
-// What a call that a pickle describes is: a value of a pure constructor, or an inert record.
+// The result of a call that a pickle describes: a value of a pure constructor, or an inert record.
 #ifndef CKPTD_COMMON_SOURCE_PICKLE_CALLER_H_
 #define CKPTD_COMMON_SOURCE_PICKLE_CALLER_H_
 

@@ -45,7 +45,7 @@ class Interpreter {
   absl::Status Proto();
   absl::Status Frame();
 
-  // Of the stack.
+  // The stack and the memo.
   absl::Status Mark();
   absl::Status Pop();
   absl::Status PopMark();
@@ -73,7 +73,7 @@ class Interpreter {
   template <typename Length>
   absl::Status Text();
   absl::Status TextLine();
-  // What Python 2 called a text.
+  // Values that Python 2 called texts.
   template <typename Length>
   absl::Status String();
   absl::Status StringLine();
@@ -97,7 +97,7 @@ class Interpreter {
   absl::Status FrozenSet();
   absl::Status AddItems();
 
-  // What a pickle would have called.
+  // Symbols, the calls that a pickle would have made of them, and persistent ids.
   absl::Status Global();
   absl::Status StackGlobal();
   absl::Status Reduce();
@@ -143,7 +143,7 @@ class Interpreter {
   const Value& Top() const { return *stack_.back(); }
   // Pops one; there must be one.
   const Value* PopTop();
-  // What lies above the last mark; EndGroup takes it and the mark away.
+  // The values above the last mark; EndGroup takes them and the mark away.
   absl::Status Group(Items& out) const;
   void EndGroup();
 
@@ -156,7 +156,7 @@ class Interpreter {
   absl::Status PushNumberLine(std::string_view line);
   // The container below the last mark, and what it is to get.
   absl::Status GroupFor(const Value*& container, Items& items) const;
-  // To a container of this kind, or to a record.
+  // Appends to a container of this kind, or to a record.
   absl::Status AppendTo(const Value& container, Items items, Kind kind);
   absl::Status AppendGroup(Kind kind);
   absl::Status PutInto(const Value& container, Items items);
@@ -175,7 +175,7 @@ class Interpreter {
   std::vector<const Value*> stack_;
   std::vector<size_t> marks_;  // heights of the stack
   size_t floor_ = 0;           // the last of them
-  // Of so many numbers each, from 0 on.
+  // Each part of the memo holds so many numbers, from 0 on.
   static constexpr size_t kMemoPart = 1024;
   std::vector<std::unique_ptr<std::array<const Value*, kMemoPart>>> memo_;
   // Numbers that lie far behind those that were used; picklers count from 0.

@@ -9,14 +9,14 @@
 
 namespace ckptd::pickle {
 
-// Of a number in two's complement, lowest byte first; "" is 0. For short ones: its time is that of
-// their square.
+// The digits of a number in two's complement, lowest byte first; "" is 0. The time grows with the
+// square of the length, so numbers should be short.
 std::string DigitsOf(std::string_view bytes);
 
 // The number, if it fits 64 bits; the digits are those of DigitsOf or CanonicalDigits.
 std::optional<int64_t> SmallNumber(std::string_view digits);
 
-// What Python writes for "+007" and "-0": "7" and "0". Nullopt for what is no whole number.
+// The digits as Python writes them: "7" for "+007", "0" for "-0". Nullopt: it is no whole number.
 std::optional<std::string> CanonicalDigits(std::string_view text);
 
 }  // namespace ckptd::pickle

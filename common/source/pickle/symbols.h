@@ -21,7 +21,7 @@ enum class Meaning : uint8_t {
   kEncode,
   kSize,
   kNumpyScalar,
-  // What says how to build an object of a class.
+  // Functions by which pickles say how to build an object of a class.
   kGetattr,
   kReconstructor,
   kNewObj,
@@ -31,8 +31,8 @@ enum class Meaning : uint8_t {
 // "module.Name"; of pickles of a protocol before 3, as Python 3 calls what Python 2 wrote.
 std::string SymbolName(std::string_view module, std::string_view name, int protocol);
 
-// What a call of "module.Name" is. A module that executes is meant too where another module only
-// has it as a name ("torch.serialization.os", whose attribute "system" a pickle can reach).
+// The meaning of a call of "module.Name". A module that executes is meant too where another module
+// only has it as a name ("torch.serialization.os", whose attribute "system" a pickle can reach).
 Meaning MeaningOf(std::string_view symbol);
 
 }  // namespace ckptd::pickle

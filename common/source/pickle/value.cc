@@ -73,7 +73,7 @@ void* Arena::AllocateBlock(size_t bytes) {
   if (is_huge) ::madvise(block, size, MADV_HUGEPAGE);
   blocks_.emplace_back(block, Free{alignment});
   bytes_ += size;
-  // What is longer than a block has one of its own; the other one is filled further.
+  // A request longer than a usual block has one of its own; the other one is filled further.
   if (bytes > next) return block;
   at_ = block;
   left_ = size;

@@ -1,4 +1,4 @@
-// What a pickle describes: plain values, and of everything else an inert record of what was to be
+// Values that a pickle describes: plain ones, and inert records of everything else that was to be
 // built. Nothing here imports, calls or builds what a file names.
 #ifndef CKPTD_COMMON_SOURCE_PICKLE_VALUE_H_
 #define CKPTD_COMMON_SOURCE_PICKLE_VALUE_H_
@@ -48,13 +48,13 @@ class Value {
   bool is(Kind kind) const { return kind_ == kind; }
 
   bool boolean() const { return is(Kind::kBool) && a_.integer != 0; }
-  // Of a bool 0 or 1.
+  // The value of an integer; a bool is 0 or 1.
   int64_t integer() const { return is(Kind::kInt) || is(Kind::kBool) ? a_.integer : 0; }
-  // Of a float, and of a complex number its two.
+  // The value of a float, or the two parts of a complex number.
   double real() const { return is(Kind::kFloat) || is(Kind::kComplex) ? a_.real : 0; }
   double imaginary() const { return is(Kind::kComplex) ? b_.imaginary : 0; }
 
-  // Of a text, of bytes, of a symbol, and the digits of a kBigInt.
+  // The bytes of a text, of a kBytes or of a symbol, or the digits of a kBigInt.
   std::string_view text() const { return HasText() ? std::string_view(a_.text, size_) : ""; }
   bool IsText(std::string_view text) const { return is(Kind::kText) && this->text() == text; }
   // Whether it is the symbol of that name.
@@ -62,16 +62,16 @@ class Value {
 
   // Elements of a list, tuple or set; arguments of a record; the id of a kPersistent.
   Items items() const { return HasItems() ? Items(a_.items, size_) : Items(); }
-  // Of a dict in the order of the file, a later value of a key in the place of the earlier one
-  // (keys are equal that are numbers, texts or bytes and equal in Python, or the same object); of a
-  // record what SETITEMS put into it.
+  // Entries of a dict in the order of the file, a later value of a key in the place of the earlier
+  // one. Keys are equal that are numbers, texts or bytes and equal in Python, or the same object. A
+  // record has the entries that SETITEMS put into it.
   Entries entries() const;
-  // What APPENDS and ADDITEMS put into a record.
+  // Elements that APPENDS and ADDITEMS put into a record.
   Items appended() const;
-  // Of a record the symbol, or the record, that was to be called. An object that pickles of
-  // protocol 0 and 1 build by copyreg (_reconstructor, __newobj__) is a record of its class.
+  // The symbol, or the record, that a record was to call. An object that pickles of protocol 0 and
+  // 1 build by copyreg (_reconstructor, __newobj__) is a record of its class.
   const Value* callee() const;
-  // What BUILD gave last to a record, dict, list or set: mostly a dict of attributes.
+  // The state that BUILD gave last to a record, dict, list or set: mostly a dict of attributes.
   const Value* state() const;
   // Arguments of a record by keyword (NEWOBJ_EX): a dict.
   const Value* keywords() const;
@@ -91,7 +91,7 @@ class Value {
  private:
   friend class Builder;
 
-  // What few records have.
+  // The parts of a record that has more than a callee and arguments; few do.
   struct More {
     const Value* callee = nullptr;
     const Value* state = nullptr;
@@ -137,7 +137,7 @@ class Arena {
     if (bytes > left_) return AllocateBlock(bytes);
     return Cut(bytes);
   }
-  // Of all blocks.
+  // The size of all blocks.
   size_t bytes() const { return bytes_; }
 
  private:

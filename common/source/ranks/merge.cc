@@ -220,7 +220,7 @@ absl::Status Merger::CheckTogether() const {
                    {{"file", last_file_}, {"tensor", large->first}});
 }
 
-// Of names that ranks have for different things.
+// Drops aliases that clash, as ranks may use one name for different things.
 void Merger::DropStrayAliases() {
   std::set<std::string> names;
   for (const TensorEntry& tensor : out_.index.tensors) names.insert(tensor.name);

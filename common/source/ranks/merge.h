@@ -23,9 +23,9 @@ class Merger {
   Merger(std::string source, bool own_names)
       : source_(std::move(source)), own_names_(own_names) {}
 
-  // Of each rank once, in their order; `file` is its number in the index. Errors, with facts "file"
-  // and "tensor": DataLoss SOURCE_INVALID where ranks say different things of one tensor;
-  // InvalidArgument SOURCE_INVALID for more than kMaxSourcePieces.
+  // Adds one rank, each once and in their order; `file` is its number in the index. Errors, with
+  // facts "file" and "tensor": DataLoss SOURCE_INVALID where ranks say different things of one
+  // tensor; InvalidArgument SOURCE_INVALID for more than kMaxSourcePieces.
   absl::Status Add(RankState state, uint32_t file);
 
   // The index, but for its files. Tensors that each rank has whole (buffers) are taken from the
@@ -44,7 +44,7 @@ class Merger {
     bool differs = false;   // ranks have it in different shapes or types
     bool all_empty = true;  // it is of one dimension and has no elements on any rank
   };
-  // What a rank has of flat parameters, by the storage that it lies in.
+  // The shards that a rank has of flat parameters, by the storage that each lies in.
   using FlatShards = std::map<std::string, const LocalBox*>;
 
   absl::Status Invalid(const std::string& tensor, const std::string& why) const;

@@ -47,7 +47,7 @@ std::optional<Shape> SizesAt(const Value* value) {
   return value == nullptr ? std::nullopt : torch::SizesOf(*value);
 }
 
-// What makes a tensor of a subclass: the subclass, the sizes, and the state of the object.
+// The parts that make a tensor of a subclass: the subclass, the sizes, and the object's state.
 struct Wrapped {
   std::string_view type;
   const Value* sizes = nullptr;

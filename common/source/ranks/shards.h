@@ -1,5 +1,5 @@
-// What one rank's file has of tensors that lie on several ranks: DTensors and ShardedTensors, which
-// are read as pickles describe them, never built.
+// Tensors that lie on several ranks, as one rank's file has them: DTensors and ShardedTensors,
+// which are read as pickles describe them, never built.
 #ifndef CKPTD_COMMON_SOURCE_RANKS_SHARDS_H_
 #define CKPTD_COMMON_SOURCE_RANKS_SHARDS_H_
 
@@ -37,10 +37,11 @@ struct Ranks {
   std::unordered_set<const pickle::Value*> seen;
 };
 
-// What a DTensor's placements and mesh, or a ShardedTensor's shards, say of the local tensors; `name`
-// is for messages. Nullopt: the record is neither. Adds the ranks that the tensor lies on to `ranks`.
-// Errors, with facts "file" and "tensor": DataLoss SOURCE_INVALID for what cannot be, Unimplemented
-// SOURCE_UNSUPPORTED for placements that are pending (Partial) and meshes that cannot be read.
+// The local tensor that a DTensor's placements and mesh, or a ShardedTensor's shards, describe;
+// `name` is for messages. Nullopt: the record is neither. Adds the ranks that the tensor lies on to
+// `ranks`. Errors, with facts "file" and "tensor": DataLoss SOURCE_INVALID for what cannot be,
+// Unimplemented SOURCE_UNSUPPORTED for placements that are pending (Partial) and meshes that cannot
+// be read.
 absl::StatusOr<std::optional<LocalTensor>> LocalTensorOf(const torch::File& file,
                                                          const std::string& name,
                                                          const pickle::Value& record,

@@ -17,8 +17,8 @@ namespace ckptd {
 // The key of a header's metadata that such files have (torch's CUSTOM_METADATA_KEY).
 inline constexpr char kShardingInfoKey[] = "DCP_SHARDING_INFO";
 
-// Of each tensor of the file, where it begins in the whole tensor. Empty: the file holds whole
-// tensors. Each has as many offsets as its tensor has dimensions. Errors: those of HeaderError,
+// The offsets at which each tensor of the file begins in the whole tensor, as many as it has
+// dimensions. Empty: the file holds whole tensors. Errors: those of HeaderError,
 // "InvalidShardingInfo".
 absl::StatusOr<std::map<std::string, Shape>> ReadShardingInfo(const SafetensorsHeader& header);
 

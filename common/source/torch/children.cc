@@ -24,7 +24,7 @@ void AddEntries(const Value* dict, std::vector<Child>& out) {
   for (const Entry& entry : dict->entries()) out.push_back({KeyText(*entry.key), entry.value});
 }
 
-// What BUILD gave to a record: a dict of attributes, such a dict and one of slots, or anything.
+// Adds the state that BUILD gave: a dict of attributes, such a dict and one of slots, or anything.
 void AddState(const Value* state, std::vector<Child>& out) {
   if (state == nullptr) return;
   if (state->is(Kind::kDict)) return AddEntries(state, out);

@@ -1,4 +1,4 @@
-// What values of pickles hold, by names. Only flatten.cc uses it.
+// The children of values of pickles, by their names. Only flatten.cc uses this.
 #ifndef CKPTD_COMMON_SOURCE_TORCH_CHILDREN_H_
 #define CKPTD_COMMON_SOURCE_TORCH_CHILDREN_H_
 
@@ -16,14 +16,14 @@ struct Child {
   EntryKind kind = EntryKind::kParameter;
 };
 
-// What a container or a record holds, in the order of the file. Of a module that was saved whole:
-// its parameters, buffers and modules, as its state_dict() has them.
+// The values in a container or a record, in the order of the file. A module that was saved whole
+// has its parameters, buffers and modules, as its state_dict() has them.
 std::vector<Child> ChildrenOf(const pickle::Value& value);
 
 // "module.Name" of what a record was to build: of a subclass of Tensor the subclass.
 std::string NameOfRecord(const pickle::Value& record);
 
-// Of an object outside of the pickle: the class of a storage.
+// The name of an object outside of the pickle: the class of a storage, or "persistent id".
 std::string NameOfPersistent(const pickle::Value& value);
 
 }  // namespace ckptd::torch

@@ -9,10 +9,10 @@
 
 namespace ckptd::torch {
 
-// Of "torch.FloatStorage" and the like; U8 for untyped storages; nullopt: none that is read.
+// The dtype of "torch.FloatStorage" and the like; U8 for untyped ones; nullopt: none that is read.
 std::optional<Dtype> DtypeOfStorage(std::string_view symbol);
 
-// Of "torch.float32" and the like. "torch.float4_e2m1fn_x2" is kF4, though torch counts pairs.
+// The dtype of "torch.float32" and others; torch counts pairs of "torch.float4_e2m1fn_x2", our kF4.
 std::optional<Dtype> DtypeOf(std::string_view symbol);
 
 }  // namespace ckptd::torch

@@ -1,5 +1,5 @@
-// What torch.save wrote: the pickle of one file and the storages that its tensors are views of.
-// Used by all formats that hold files of torch.
+// A file that torch.save wrote: its pickle and the storages that its tensors are views of. All
+// formats that hold files of torch use it.
 #ifndef CKPTD_COMMON_SOURCE_TORCH_FILE_H_
 #define CKPTD_COMMON_SOURCE_TORCH_FILE_H_
 
@@ -66,13 +66,13 @@ struct Tensor {
   std::string wrapper;
 };
 
-// What `value` describes if it is a tensor of torch, also a Parameter; nullopt: it is something
-// else. Its view lies in its storage. Errors, whose sentences begin "it is ...", with fact "file":
+// The tensor of torch that `value` describes, also a Parameter; nullopt: it is something else. Its
+// view lies in its storage. Errors, whose sentences begin "it is ...", with fact "file":
 // Unimplemented SOURCE_UNSUPPORTED for sparse, quantised, nested and meta tensors, for compressed
 // storages and unknown dtypes; DataLoss SOURCE_INVALID for a view that leaves its storage.
 absl::StatusOr<std::optional<Tensor>> TensorOf(const File& file, const pickle::Value& value);
 
-// What a Parameter is made of, and what a tensor is that was moved to a device; else `value`.
+// The tensor that a Parameter, or a tensor that was moved to a device, is made of; else `value`.
 const pickle::Value& Unwrapped(const pickle::Value& value);
 
 // The sizes that a tuple or list of whole numbers has, such as torch.Size; nullopt for what is none,

@@ -21,10 +21,10 @@ namespace {
 using pickle::Kind;
 using pickle::Value;
 
-// What names may cost: a file pays for them by its own values, but for a few.
+// The cost of names is limited: a file pays for them by its own values, but for a few.
 constexpr size_t kFreeCost = 32 << 20;
 constexpr size_t kCostPerByte = 16;
-// Of looking at a value.
+// The cost of looking at a value.
 constexpr size_t kCostOfVisit = 64;
 
 class Walk {

@@ -18,7 +18,7 @@ namespace ckptd::torch {
 
 // Ours: nested deeper than any trainer's state.
 inline constexpr size_t kMaxNesting = 2'000;
-// Of the name of one thing.
+// The longest name of one thing.
 inline constexpr size_t kMaxNameBytes = 65'536;
 // Longer texts and bytes are named in `opaque`, and have no value.
 inline constexpr size_t kMaxValueBytes = 65'536;
@@ -30,7 +30,7 @@ struct NamedTensor {
   EntryKind kind = EntryKind::kParameter;
 };
 
-// What was found below a value, each thing once, by the first path that leads to it.
+// The things found below a value, each once, by the first path that leads to it.
 struct Flattened {
   std::vector<NamedTensor> tensors;            // in the order of the file
   std::map<std::string, std::string> aliases;  // a later path to the same tensor -> its name

@@ -66,7 +66,7 @@ class Pickles {
 
   // Where the next one would begin.
   uint64_t offset() const { return begin_ + at_; }
-  // Of all pickles.
+  // The hash of all pickles so far.
   uint64_t hash() const { return hash_.Value(); }
 
  private:
@@ -89,7 +89,7 @@ class Pickles {
   Xxh3Stream hash_;
 };
 
-// What a storage is, as persistent ids say.
+// The size of a storage, as persistent ids give it.
 struct Described {
   uint64_t elements = 0;
   uint64_t element_bytes = 0;

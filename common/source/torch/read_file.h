@@ -12,11 +12,11 @@
 
 namespace ckptd::torch {
 
-// Of torch 1.6 and newer. Errors, here and below: those of ReadFile.
+// Reads a file of torch 1.6 and newer. Errors, here and below: those of ReadFile.
 absl::StatusOr<File> ReadZip(const zip::ObjectPart& part);
 
-// Before torch 1.6, or with _use_new_zipfile_serialization=False: pickles one behind the other,
-// then the storages.
+// Reads a file from before torch 1.6, or with _use_new_zipfile_serialization=False: pickles one
+// behind the other, then the storages.
 absl::StatusOr<File> ReadLegacy(const zip::ObjectPart& part);
 
 // Whether a file that begins so is of the second form.

@@ -1,4 +1,4 @@
-// What a persistent id of torch's pickles names: a storage. Pure.
+// The storage that a persistent id of torch's pickles names. Pure.
 #ifndef CKPTD_COMMON_SOURCE_TORCH_STORAGE_ID_H_
 #define CKPTD_COMMON_SOURCE_TORCH_STORAGE_ID_H_
 
@@ -19,8 +19,8 @@ struct StorageId {
   const pickle::Value* part = nullptr;
 };
 
-// Of ("storage", class, key, location, elements[, part]), and of the text that pickles of protocol 0
-// have in its place. nullopt: it names something else.
+// The storage named by ("storage", class, key, location, elements[, part]), or by the text that
+// pickles of protocol 0 have in its place. Nullopt: it names something else.
 std::optional<StorageId> StorageIdOf(const pickle::Value& persistent);
 
 // The value of a whole number that is not negative.

@@ -83,7 +83,7 @@ struct StorageView {
   uint64_t bytes = 0;
 };
 
-// What lies in the file, as the key of a persistent id names it.
+// Finds the storage in the file that the key of a persistent id names.
 absl::Status Locate(const File& file, std::string_view key, uint64_t bytes, StorageView& out) {
   out.key = key;
   out.bytes = bytes;
@@ -121,7 +121,7 @@ absl::Status NarrowTo(const File& file, const Value& part, uint64_t element, Sto
   return absl::OkStatus();
 }
 
-// What a persistent id names.
+// The elements that a persistent id names.
 absl::StatusOr<StorageView> StorageOf(const File& file, const Value& value) {
   const std::optional<StorageId> id = StorageIdOf(value);
   if (!id.has_value()) return Damaged(file, "it has no storage");

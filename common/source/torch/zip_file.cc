@@ -22,7 +22,7 @@ constexpr size_t kSmallRecord = 64;
 // As torch counts the versions of its files (kMaxSupportedFileFormatVersion).
 constexpr int kNewestVersion = 10;
 
-// What stands in front of "/data.pkl": the one folder that all records of torch lie in.
+// The name in front of "/data.pkl": the one folder that all records of torch lie in.
 absl::StatusOr<std::string> RootOf(const zip::Archive& archive) {
   std::string root;
   size_t found = 0;

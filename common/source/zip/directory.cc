@@ -27,7 +27,7 @@ class DirectoryBytes {
   DirectoryBytes(const ObjectPart& part, const DirectoryPlace& place)
       : part_(part), next_(place.offset), end_(place.offset + place.bytes) {}
 
-  // What is left, at least the next entry, if one is left.
+  // The bytes that are left: at least the next entry, if one is left.
   absl::StatusOr<std::span<const std::byte>> Rest() {
     const size_t have = buffer_.size() - at_;
     if (have < kLongestEntry && next_ < end_) {

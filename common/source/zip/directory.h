@@ -32,7 +32,7 @@ struct DirectoryEntry {
 absl::StatusOr<std::vector<DirectoryEntry>> ReadDirectory(const ObjectPart& part,
                                                           const DirectoryPlace& place);
 
-// What a local header and an entry of the directory have in common.
+// Values that a local header and an entry of the directory have in common.
 inline constexpr uint16_t kEncrypted = 1;
 inline constexpr uint32_t kIn64 = 0xffff'ffff;  // the number stands in the field of zip64
 
