@@ -57,7 +57,7 @@ class Progress {
   const CancelToken::Listening listening_;  // last, because its constructor may call the listener
 };
 
-// What the written files do not have.
+// Remarks on things that the written files do not have.
 std::vector<std::string> LeftOut(const CheckpointIndex& index, const ExportOptions& options,
                                  const Content& content) {
   std::vector<std::string> remarks;

@@ -1,4 +1,4 @@
-// What the verbs have in common that write checkpoints: convert, merge and split.
+// Common parts of the verbs that write checkpoints: convert, merge and split.
 #ifndef CKPTD_CLIENT_CLI_EXPORT_RUN_H_
 #define CKPTD_CLIENT_CLI_EXPORT_RUN_H_
 

@@ -27,7 +27,7 @@ absl::StatusOr<SourceInfo> InspectOffline(const std::string& source);
 uint64_t BytesOf(const TensorEntry& tensor);
 uint64_t BytesOf(const CheckpointIndex& index);
 
-// Of each file the bytes that no tensor has: a header, and what views leave of the storages that
+// The bytes of each file that no tensor has: a header, and what views leave of the storages that
 // were saved with them. Gaps inside of a view count as the view's. 0 for files without tensors.
 std::vector<uint64_t> UnusedBytes(const CheckpointIndex& index);
 

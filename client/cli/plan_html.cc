@@ -19,7 +19,7 @@
 namespace ckptd::cli {
 namespace {
 
-// Of a bar: what lies in one is drawn as one.
+// Bins per bar: what lies in one bin is drawn as one.
 constexpr size_t kBins = 500;
 constexpr int kShades = 20;
 constexpr int kRowHeight = 12;
@@ -58,7 +58,7 @@ std::string ColorOf(uint32_t rank) {
   return fmt::format("hsl({:.0f},70%,45%)", std::fmod(rank * 137.508, 360.0));
 }
 
-// Of one rank and one file, the bytes in each bin.
+// The bytes in each bin, for one rank and one file.
 using Bins = std::vector<double>;
 
 // Spreads the bytes of a copy over what it reaches.

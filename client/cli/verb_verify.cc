@@ -35,7 +35,7 @@ struct Options {
   std::string write_manifest;  // write a manifest of the files to it
 };
 
-// What is found of files without a manifest.
+// The finding for files without a manifest.
 constexpr char kFilesAlone[] =
     "headers and sizes of the files are right, and every byte can be read";
 

@@ -34,7 +34,7 @@ uint64_t BytesOf(const TensorEntry& tensor) {
   return bytes;
 }
 
-// What a page has room for. The first thing on it always fits.
+// The room that a page has. The first thing on it always fits.
 class Room {
  public:
   explicit Room(uint32_t page_size) : most_(page_size) {}

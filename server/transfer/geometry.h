@@ -20,8 +20,8 @@ struct Geometry {
   uint64_t local = 0;  // position of the byte at `begin`
   Dtype from = Dtype::kUnspecified;
   Dtype to = Dtype::kUnspecified;
-  // What no cut may split: an element that is cast, a number that is turned round. Both 1 when
-  // bytes are copied as they are.
+  // Bytes of the unit that no cut may split: an element that is cast, or a number that is turned
+  // round or negated. Both are 1 when bytes are copied as they are.
   uint32_t from_size = 1;
   uint32_t to_size = 1;
   uint32_t swap = 1;  // as CopyOp::swap

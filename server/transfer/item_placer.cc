@@ -16,7 +16,7 @@ namespace {
 // Converted bytes wait here, in the first-level cache, to be hashed and streamed out. A multiple of
 // every element size.
 constexpr size_t kCastBytes = 8 << 10;
-// What an element of one type is at most longer than one that it is cast to.
+// The largest ratio of an element's bytes to its bytes after a cast.
 constexpr size_t kMostNarrowing = 4;
 // Bytes that are used more than once are copied in pieces of this size, so that the second use
 // finds them in cache.

@@ -105,7 +105,7 @@ absl::StatusOr<std::shared_ptr<OpenSource>> SourceFiles::Acquire(uint32_t file) 
   CKPTD_ASSIGN_OR_RETURN(source->object, OpenIndexed(*StorageOf(wanted.path, access_), wanted));
   // Without a mapping the file is read through the buffer.
   if (mappable_) source->mapping = source->object->Map();
-  // What is cached is mapped, and the kernel would read megabytes more for it: the next item would
+  // The kernel would read megabytes more for a cached item, which is mapped: the next item would
   // then count as cached, too.
   if (io_mode_ == IoMode::kAuto && source->mapping.valid()) {
     ::madvise(source->mapping.data(), source->mapping.bytes(), MADV_RANDOM);

@@ -19,7 +19,7 @@ SOURCE_SEAMS = [f"common/source/{name}.h" for name in ("access", "passed_files",
 SOURCE = [*SOURCE_SEAMS, *(f"common/source/{name}.h" for name in ("hub_cache", "manifest", "odd_tensors", "open", "piece_reader",
                                                                "registry", "together"))]
 FORMATS = sorted(folder.name for folder in (ROOT / "common/source/formats").iterdir())
-# What several formats are made of: each part may include those before it.
+# Parts that several formats are made of: each may include those before it.
 FORMAT_PARTS = [f"common/source/{name}" for name in ("pickle", "zip", "weight_map", "safetensors", "torch", "ranks")]
 BEHIND_SEAMS = ("common/source/storage/", "common/source/formats/", *(f"{part}/" for part in FORMAT_PARTS))
 # Who may name storages and formats.

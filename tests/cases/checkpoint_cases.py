@@ -244,7 +244,7 @@ CALLS += [Call(f"no tensors in a {form}, {'strict, ' if strict else ''}{'a map' 
           for form in ("file", "index", "bare index") for device_map in (None, ALL_CPU) for strict in (False, True)]
 CALLS += [Call(f"{form}, {'a map' if device_map else 'no map'}", device_map, form=form, offload=bool(device_map))
           for form in FORMS for device_map in (None, BY_PART)]
-# What only files of torch hold: views, tensors under several names, wrappers' prefixes.
+# Things that only files of torch hold: views, tensors under several names, wrappers' prefixes.
 VIEWS = {"layers.0.up.weight": torch.arange(128.0).reshape(8, 16).t(), "embed.weight": torch.arange(999.0)[5:93].view(11, 8),
          "layers.2.norm.bias": torch.tensor(1.5).expand(8)}
 SHARED = (lambda weight: {"embed.weight": weight, "head.weight": weight})(torch.arange(88.0).reshape(11, 8))

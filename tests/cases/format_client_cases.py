@@ -1,6 +1,6 @@
 """Every function that takes a path, by every form in which a model is saved.
 
-What is loaded is what the original function makes of the state dict that the format's own reader gives.
+Each function loads what the original one makes of the state dict that the format's own reader gives.
 """
 
 import json
@@ -102,7 +102,7 @@ class Form:
         if self.by_all or bench.rank == 0:
             self.save(folder, turned(state) if views and self.views else state)
         dist.barrier()
-        # What torch sends of a view is the memory below it, in another order.
+        # torch sends the memory below a view, which is in another order.
         read = {name: tensor.contiguous() for name, tensor in self.read(folder).items()}
         return folder / self.opened if self.opened else folder, read
 

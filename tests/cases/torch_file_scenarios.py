@@ -1,6 +1,6 @@
-"""What torch's own tests ask of its tools for files, in our words: conversions, and DCP's safetensors.
+"""Demands of torch's own tests on its tools for files, in our words: conversions, and DCP's safetensors.
 
-Of torch's test_format_utils, test_hf_storage, test_hf_safetensor_e2e and test_consolidate_hf_safetensors.
+They come from torch's test_format_utils, test_hf_storage, test_hf_safetensor_e2e and test_consolidate_hf_safetensors.
 Scenarios know nothing of ckptd: each has `bench.files`, which is ByTorch or ByCkptd.
 """
 

@@ -1,4 +1,4 @@
-"""What torch's own tests ask of set_model_state_dict and, in torch_file_scenarios, of files; in our words.
+"""Demands of torch's own tests on set_model_state_dict and, in torch_file_scenarios, on files; in our words.
 
 Torch ships the models and helpers of its tests, but not the tests. Scenarios know nothing of
 ckptd: each runs on every rank twice, with torch alone and under ckptd.torch.patch().

@@ -163,7 +163,7 @@ PICKLED = [
 if FIVE and importlib.util.find_spec("peft"):
     PLAIN += [
         Case("llama with an adapter", "llama", adapted=True),
-        # Of a folder, transformers takes the other file for granted.
+        # transformers takes the other file for granted when it is given a folder.
         Case("llama with a pickled adapter", "llama", adapted=True, pickled=True, use_safetensors=False),
     ]
 CASES = {1: PLAIN, 2: TP + FSDP + STAGES + PICKLED, 4: FOUR} if FIVE else {1: PLAIN, 2: TP}

@@ -1,4 +1,4 @@
-// What every format keeps, whatever it reads.
+// Properties that every format keeps, whatever it reads.
 #ifndef CKPTD_TESTS_FUZZ_FORMAT_PROPERTIES_H_
 #define CKPTD_TESTS_FUZZ_FORMAT_PROPERTIES_H_
 
@@ -12,7 +12,7 @@
 
 namespace ckptd::fuzz {
 
-// What an index keeps, whatever bytes it was made of.
+// Properties that an index keeps, whatever bytes it was made of.
 inline void CheckIndex(const CheckpointIndex& index) {
   for (size_t i = 0; i < index.tensors.size(); ++i) {
     const TensorEntry& tensor = index.tensors[i];

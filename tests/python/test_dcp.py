@@ -24,7 +24,7 @@ PATIENCE = 300
 
 
 def ask(*sources):
-    """What hash_tool says of each source; its tensors with their bytes."""
+    """The answer of hash_tool for each source; its tensors with their bytes."""
     build = pathlib.Path(os.environ.get("CKPTD_BUILD_DIR", ROOT / "build"))
     tool = build / "bin/hash_tool"
     if not tool.exists():
@@ -68,7 +68,7 @@ def check(state, answer):
             assert got["bytes"] == bytes_of(want), name
         else:
             assert (got["kind"], got["dtype"]) == ("object", "U8"), name
-            # What dcp.load's planner does with it in the trainer.
+            # dcp.load's planner does the same with it in the trainer.
             loaded = torch.load(io.BytesIO(got["bytes"]), weights_only=False)
             assert type(loaded) is type(want) and loaded == want, name
 

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa:
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PATIENCE = 120
 PT = {"format": "pt"}
-# What torch and safetensors both have.
+# Dtypes that torch and safetensors both have.
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64,
           torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
           torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2]

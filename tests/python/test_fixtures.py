@@ -66,7 +66,7 @@ SOURCES = {
 LEFT_OUT = {"torch_zip_dtypes": {"float4_e2m1fn_x2_t": "packed 4-bit"}}
 # Whole training states, of which a folder means the model alone.
 WHOLE = ("dcp_fsdp2", "dcp_hsdp", "dcp_safetensors_items", "dcp_torch", "megatron")
-# What is not a file or folder of weights, in words of its sentence.
+# Sources that are refused, each with words of the sentence about it.
 SAYS = {
     "dcp_zstd": {"": "zstd"},
     "dcp_interrupted": {"": ".metadata"},
@@ -155,7 +155,7 @@ def full_name(prefix, name):
 
 
 def merged(case, opened):
-    """What all sources of a case hold together, by the names of expected.json."""
+    """The content of all sources of a case together, by the names of expected.json."""
     together = {"tensors": {}, "aliases": {}, "values": {}, "opaque": {}, "remarks": []}
     for source in sources(case):
         answer = opened[path_of(case, source.path)]

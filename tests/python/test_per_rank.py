@@ -60,7 +60,7 @@ def test_what_the_ranks_saved_is_the_whole_again(case, saved):
 
 
 def hashes(case):
-    """Of the model's tensors in a fixture: name -> (SHA-256, bytes)."""
+    """Hashes and sizes of the model's tensors in a fixture: name -> (SHA-256, bytes)."""
     whole = json.loads((FIXTURES / case / "expected.json").read_text())["tensors"]
     return {name.removeprefix("model."): (one["sha256"], 4 * math.prod(one["shape"]))
             for name, one in whole.items() if name.startswith("model.")}

@@ -38,7 +38,7 @@ struct DcpChunk {
   Shape strides = {};  // empty: C order
 };
 
-// What is written is what was added; members may be changed before.
+// The writer writes what was added to it; its members may be changed before.
 class DcpWriter {
  public:
   // `path` is where it was in the state dict; none: planner_data does not know it.

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-# What a pickle would have called: arguments, what was put in and appended, state.
+# A call that a pickle would have made: arguments, what was put in and appended, state.
 Record = collections.namedtuple("Record", "callee items entries appended keywords state")
 Symbol = collections.namedtuple("Symbol", "name")
 Persistent = collections.namedtuple("Persistent", "id")
@@ -91,7 +91,7 @@ class PickleTool:
             self._process.wait(timeout=60)
 
     def read(self, pickled):
-        """What the pickle describes, in Python's own values; raises Refused."""
+        """The object that the pickle describes, in Python's own values; raises Refused."""
         self._process.stdin.write(pickled.hex() + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()

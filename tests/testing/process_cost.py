@@ -1,4 +1,4 @@
-"""What a running process does until it has answered: time of its processor, and memory."""
+"""The cost of a running process until it has answered: time of its processor, and memory."""
 
 import contextlib
 import os

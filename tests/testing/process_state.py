@@ -1,4 +1,4 @@
-"""What the system says about processes."""
+"""Facts that the system gives about processes."""
 
 import os
 

@@ -1,4 +1,4 @@
-// What ranks save, as torch and DeepSpeed pickle it, put together by hand.
+// Files that ranks save, as torch and DeepSpeed pickle them, put together by hand.
 #ifndef CKPTD_TESTS_TESTING_RANK_FILES_H_
 #define CKPTD_TESTS_TESTING_RANK_FILES_H_
 

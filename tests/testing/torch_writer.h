@@ -60,7 +60,7 @@ inline std::vector<ZipRecord> TorchRecords(const std::string& pickle, const Stor
   return records;
 }
 
-// Of torch 1.6 and newer. `root` pushes the object.
+// A file as torch 1.6 and newer save it. `root` pushes the object.
 inline std::string TorchZip(const std::string& root, const Storages& storages,
                             const std::string& byte_order = "little") {
   return WriteZip(TorchRecords(pickles::Pickle(root), storages, byte_order)).bytes;

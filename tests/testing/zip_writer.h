@@ -20,7 +20,7 @@ inline void Put(std::string& out, uint64_t value, int bytes) {
 struct ZipRecord {
   std::string name;
   std::string bytes;  // as they lie in the file
-  // Of the record once inflated; for a stored one, `bytes` itself.
+  // The bytes of the record once inflated; for a stored one, `bytes` itself.
   std::string plain = bytes;
   uint16_t method = 0;
   uint16_t flags = 0x0808;  // a descriptor follows, UTF-8

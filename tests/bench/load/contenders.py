@@ -267,7 +267,7 @@ CONTENDERS = {
     "safetensors get_slice + clone": slice_and_clone,
     "mmap views": mmap_views,
 }
-# What is read in place of the source.
+# Checkpoints that are read in place of the source.
 READS = {"dcp.load, same layout": "saved", "dcp.load, resharded": "saved_elsewhere",
          **dict(zip(SOURCES, ("pickled", "saved", "saved_elsewhere")))}
 # What is done before the clock starts.

@@ -71,7 +71,7 @@ def saved(start, folder, source, nbytes, ranks):
 
 
 def prepare(start, options, source, names):
-    """What the loaders of these names read besides safetensors, as arguments of rounds.Bench."""
+    """Checkpoints that the loaders of these names read besides safetensors, as arguments of rounds.Bench."""
     needed, how = {contenders.READS.get(name) for name in names}, (options.directory, source, options.bytes)
     made_by = {
         "saved": lambda: saved(start, *how, options.ranks),

@@ -222,7 +222,7 @@ class File:
 
 
 class _Pickled:
-    """What torch.load reads of a file, in the form of safetensors' safe_open."""
+    """The tensors that torch.load reads from a file, in the form of safetensors' safe_open."""
 
     def __init__(self, path: str):
         import torch

@@ -1,4 +1,4 @@
-// What inspect shows of a daemon's answer, here of a fake one.
+// The output of inspect for a daemon's answer, here that of a fake one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

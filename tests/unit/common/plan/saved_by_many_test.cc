@@ -87,7 +87,7 @@ TEST_F(SavedByMany, IsReadByEachRankInTheOrderOfTheFiles) {
   }
 }
 
-// What is cut into windows goes through every file once, from its begin to its end.
+// A plan that is cut into windows goes through every file once, from its begin to its end.
 TEST_F(SavedByMany, IsCutIntoWindowsThatGoForwardInEveryFile) {
   Plan("fsdp:6");
   std::vector<const PlannedRank*> ranks;

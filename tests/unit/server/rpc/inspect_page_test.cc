@@ -34,7 +34,7 @@ CheckpointIndex Source(int tensors, int values) {
   return index;
 }
 
-// What all pages have together.
+// The content of all pages together.
 struct All {
   std::vector<std::string> names;
   std::map<std::string, std::string> values;

@@ -1,4 +1,4 @@
-// What pickles would call: values of pure constructors, inert records, and refusals.
+// Calls that pickles would make: values of pure constructors, inert records, and refusals.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ TEST(PickleCalls, OfUnknownClassesAreRecords) {
   EXPECT_EQ(ShowPickle("ca\nC\nK\x01\x85}K\x02K\x03s\x92."), "a.C(1, **{2: 3})");
   EXPECT_EQ(ShowPickle("(K\x01ia\nC\n."), "a.C(1)");
   EXPECT_EQ(ShowPickle("(ca\nC\nK\x01o."), "a.C(1)");
-  // What a call gave is called, or an object outside of the pickle is.
+  // The callee is what another call gave, or an object outside of the pickle.
   EXPECT_EQ(ShowPickle("ca\nf\n)RK\x01\x85R."), "a.f()(1)");
   EXPECT_EQ(ShowPickle("K\x07Q)R."), "@7()");
 }
@@ -203,7 +203,7 @@ TEST(PickleCalls, OfWhatExecutesAreRefusedBehindOtherNames) {
                 "torch.serialization.os.system");
   ExpectRefused(CallOf("builtins", "getattr", Global("os", "path") + "Vsystem\n") + ")R.",
                 "os.path.system");
-  // What a call of a harmless function would give.
+  // The result that a call of a harmless function would give.
   ExpectRefused(CallOf("functools", "partial", Global("os", "system") + "Vid\n") + ")R.",
                 "os.system");
   ExpectRefused(

@@ -91,7 +91,7 @@ inline std::string Show(const Value* value, int depth) {
   return value->state() == nullptr ? out : out + "." + Show(value->state(), depth + 1);
 }
 
-// Of a whole pickle; of one that is refused "REASON: sentence".
+// Shows a whole pickle; gives "REASON: sentence" for one that is refused.
 inline std::string ShowPickle(std::string_view bytes) {
   const auto parsed = ParseBytes(bytes);
   if (!parsed.ok()) return ReasonOf(parsed.status()) + ": " + MessageOf(parsed.status());

@@ -117,7 +117,7 @@ def inspect(own: _client.Client, path: str, deadline: Deadline) -> Source:
     try:
         found = own.inspect(path, timeout=deadline.for_call())
         if found.format == "torch" and found.remarks and os.path.isfile(path):
-            # What the format has left off its names by default, torch.load has not.
+            # torch.load keeps the parts of names that the format leaves off by default.
             found = own.inspect(path, timeout=deadline.for_call(), part="all")
     except NotFound as error:
         if error.reason != "SOURCE_NOT_FOUND":

@@ -12,7 +12,7 @@ namespace {
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-// What formats have in common with DeepSpeed's example: 13 elements in all, over four ranks.
+// Parameters that the tests of all stages share: 13 elements in all, over four ranks.
 const std::vector<Parameter> kThree = {{"a", {3}}, {"b", {2, 2}}, {"c", {6}}};
 
 MATCHER(IsInvalid, "is no ZeRO checkpoint") {

@@ -58,7 +58,7 @@ TEST(OpenCheckpoint, NamesBothFilesOfATensorThatIsInTwo) {
                           (folder / "b.safetensors")));
 }
 
-// What torch writes into each rank's file.
+// The metadata that torch writes into each rank's file.
 std::string BeginsAt(const std::string& offsets) {
   return R"({"DCP_SHARDING_INFO":"{\"x\": {\"saved_offsets\": [)" + offsets + R"(]}}"})";
 }

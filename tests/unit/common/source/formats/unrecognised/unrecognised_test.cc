@@ -1,4 +1,4 @@
-// What is no checkpoint has a sentence of its own.
+// Each kind of source that is no checkpoint has a sentence of its own.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
