@@ -131,7 +131,7 @@ def train(model, optimizer, steps=5):
 
 
 class Bench:
-    """What a case needs: the fake daemon's address, a folder, rank and size."""
+    """A case's surroundings: the fake daemon's address, a folder, rank and size."""
 
     def __init__(self, address, folder, rank, world, case):
         self.address, self.folder, self.rank, self.world = address, folder, rank, world
