@@ -193,6 +193,7 @@ PrepareCall LoadRunner::CallFor(const Participant& participant) const {
   call.plan_digest = plan_->digest();
   call.request_digests = load_.request_digests;
   call.members_read = reader_ != ReaderPolicy::kRank0;
+  call.unmapped = participant.unmapped;
   // What other ranks hold already comes first, whether it waits for memory or not: their clients may
   // wait for this one, and an older load for the memory that they hold.
   const bool waits = Clock::now() < load_.memory_deadline;
@@ -214,35 +215,35 @@ absl::Status LoadRunner::ForEach(const std::function<absl::Status(Participant&)>
   return cause.ok() ? cause : AttributeToRank(rank, cause);
 }
 
-bool LoadRunner::Unmap(uint32_t rank) {
-  if (rank == 0) return false;  // its own
-  MutexLock lock(unmapping_);
-  return parts_.peers.memory.KeepOnly(rank, {}) > 0;
-}
-
-absl::StatusOr<PrepareReply> LoadRunner::AskFor(const Participant& participant) {
-  PrepareCall call = CallFor(participant);
-  const Deadline deadline = Sooner(load_.deadline, timing::kPrepare);
-  MemberLink& link = *session_.links[participant.rank];
-  auto reply = link.Prepare(call, deadline);
-  // What that rank has let go of is not free while it is mapped here.
-  if (reply.status().code() == absl::StatusCode::kResourceExhausted && Unmap(participant.rank)) {
-    call.unmapped = true;
-    reply = link.Prepare(call, deadline);
+bool LoadRunner::UnmapReleased() {
+  bool refused = false;
+  uint64_t unmapped = 0;
+  for (Participant& participant : participants_) {
+    const absl::StatusOr<PrepareReply>& reply = participant.prepared;
+    const bool no_memory = reply.status().code() == absl::StatusCode::kResourceExhausted;
+    refused = refused || no_memory;
+    // Resident ranks and those that failed otherwise do not say which segments they own.
+    const bool known = no_memory || (reply.ok() && !reply->resident);
+    if (participant.rank == 0 || !known) continue;
+    unmapped += parts_.peers.memory.KeepOnly(
+        participant.rank, no_memory ? std::vector<uint64_t>() : reply->owned_segments);
+    participant.unmapped = no_memory;
   }
-  return reply;
+  return refused && unmapped > 0;
 }
 
 absl::Status LoadRunner::Prepare(Participant& participant) {
-  participant.prepared = AskFor(participant);
-  const absl::StatusOr<PrepareReply>& reply = participant.prepared;
+  absl::StatusOr<PrepareReply>& reply = participant.prepared;
+  reply = session_.links[participant.rank]->Prepare(CallFor(participant),
+                                                    Sooner(load_.deadline, timing::kPrepare));
   CKPTD_RETURN_IF_ERROR(reply.status());
   if (reply->rank_digest != participant.plan->digest) {
-    return MakeError(absl::StatusCode::kInternal, reason::kPlanMismatch,
+    reply = MakeError(absl::StatusCode::kInternal, reason::kPlanMismatch,
                      fmt::format("preparing {}: its plan digest is {}, the leader's {}; run the "
                                  "same ckptd on every rank",
                                  load_.name, HexDigest(reply->rank_digest),
                                  HexDigest(participant.plan->digest)));
+    return reply.status();
   }
   participant.reply = *reply;
   return absl::OkStatus();
@@ -278,8 +279,14 @@ void LoadRunner::GiveBackAll() {
 
 absl::Status LoadRunner::PrepareAll() {
   CKPTD_RETURN_IF_ERROR(Enter(LoadState::kAllocating));
-  const absl::Status prepared =
+  absl::Status prepared =
       ForEach([this](Participant& participant) { return Prepare(participant); });
+  if (!prepared.ok() && UnmapReleased()) {
+    prepared = ForEach([this](Participant& participant) {
+      const absl::Status& refused = participant.prepared.status();
+      return refused.code() == absl::StatusCode::kResourceExhausted ? Prepare(participant) : refused;
+    });
+  }
   {
     // Ranks that have their shard hold it, whatever becomes of the others.
     MutexLock lock(mutex_);

@@ -64,6 +64,7 @@ class LoadRunner {
     const PlannedRank* plan = nullptr;  // in plan_
     absl::StatusOr<PrepareReply> prepared = PrepareReply();
     PrepareReply reply;
+    bool unmapped = false;  // as PrepareCall::unmapped
     // What readers did for it, all together.
     uint64_t filled_bytes = 0;
     uint64_t streamed_bytes = 0;
@@ -105,15 +106,15 @@ class LoadRunner {
   void Count(const ReadReport& report);
   absl::Status CommitAll();
   absl::Status Prepare(Participant& participant);
-  absl::StatusOr<PrepareReply> AskFor(const Participant& participant);
   // Whether the ranks that have refused it all did so for memory that clients hold, and it waits
   // for that: they are noted in refused_by_.
   bool WaitsForMemory(const absl::Status& prepared);
   void GiveBackAll();
   // To those that held their shard before.
   absl::Status CompleteHolders();
-  // Lets go of all that is mapped of that rank; whether there was any.
-  bool Unmap(uint32_t rank);
+  // Unmaps memory that ranks have released: until then it is free for nobody on this host, rank 0
+  // included. Whether a rank that was refused memory may find some now.
+  bool UnmapReleased();
   // Tells every rank that the load has failed.
   void AbortAll(const absl::Status& why);
   // Error of `rank`, for everybody: its code and reason, its number in front. A
@@ -159,7 +160,6 @@ class LoadRunner {
   std::unique_ptr<ExecuteFanout> fanout_;
   Mutex mutex_;
   std::set<uint32_t> holders_ ABSL_GUARDED_BY(mutex_);
-  Mutex unmapping_;
   StragglerDetector exchanges_;
 };
 

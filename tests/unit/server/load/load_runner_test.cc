@@ -11,68 +11,14 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "tests/testing/core_values.h"
-#include "tests/testing/group_in_process.h"
 #include "tests/testing/idle_comms.h"
-#include "tests/testing/small_source.h"
+#include "tests/testing/load_runner_fixture.h"
 #include "tests/testing/status_matchers.h"
 
 namespace ckptd {
 namespace {
 
 using ::testing::ElementsAre;
-
-constexpr char kName[] = "checkpoints/a";
-constexpr uint64_t kAllBytes = SmallSource::kBytesA + SmallSource::kBytesB;
-
-class LoadRunnerTest : public ::testing::Test {
- protected:
-  ReadyLoad ByRules(const std::string& rules) {
-    ReadyLoad load;
-    load.name = kName;
-    load.request = RuleRequest(rules, source_.path());
-    load.deadline = Soon();
-    load.request_digests.assign(group_.size(), RequestDigest(load.request));
-    return load;
-  }
-
-  // Rank form: `wanted[rank]` whole, nothing stated where it is empty.
-  ReadyLoad Stated(const std::vector<std::string>& wanted) {
-    ReadyLoad load = ByRules("");
-    for (uint32_t rank = 0; rank < wanted.size(); ++rank) {
-      const LoadRequest one = RankRequest(rank, group_.size(), wanted[rank]);
-      const auto layout = std::get<std::shared_ptr<const RankLayout>>(one.layout);
-      load.layouts.push_back(wanted[rank].empty() ? nullptr : layout);
-      if (!wanted[rank].empty()) load.request.layout = layout;
-    }
-    return load;
-  }
-
-  LoadOutcome Run(const ReadyLoad& load) { return Run(load, group_.peers(), CommChoice::kAuto); }
-  // A load may be run again: each run begins with a state of its own.
-  LoadOutcome Run(ReadyLoad load, PeerAccess peers, CommChoice comm) {
-    load.state = std::make_shared<LoadStateMachine>(LoadState::kQueued);
-    ReadingOptions reading;
-    reading.threads = 2;
-    reading.comm = comm;
-    LoadRunner::Parts parts{group_.rank(0).catalog, group_.membership(), peers, stopping_, reading};
-    return LoadRunner(parts, load, group_.membership().CurrentSession().value()).Run();
-  }
-
-  CheckpointInfo Info(uint32_t rank) { return group_.rank(rank).catalog.Get(kName).value(); }
-
-  // Every rank was told of this failure, and holds nothing of the load.
-  void ExpectAbortedEverywhere(absl::StatusCode code, const char* reason) {
-    for (uint32_t rank = 0; rank < group_.size(); ++rank) {
-      ASSERT_EQ(group_.rank(rank).link->aborts().size(), 1u) << "rank " << rank;
-      EXPECT_THAT(group_.rank(rank).link->aborts()[0], FailsWith(code, reason));
-      EXPECT_EQ(group_.rank(rank).memory->Usage().used, 0u) << "rank " << rank;
-    }
-  }
-
-  SmallSource source_;
-  GroupInProcess group_{3};
-  std::atomic<bool> stopping_ = false;
-};
 
 TEST_F(LoadRunnerTest, RanksThatHoldTheirShardAreToldWhenTheOthersDo) {
   ASSERT_OK(Run(ByRules("fsdp:3")).status);
@@ -94,59 +40,6 @@ TEST_F(LoadRunnerTest, ARankThatLetsGoOfItsShardMeanwhileFailsTheLoadThatFillsAn
   };
   EXPECT_THAT(Run(ByRules("fsdp:3")).status,
               FailsWith(absl::StatusCode::kNotFound, reason::kCheckpointNotFound));
-}
-
-TEST_F(LoadRunnerTest, WithoutMemoryOnOneRankAllGiveBackTheirsAndTheLoadMayWait) {
-  LoadRequest other = RuleRequest();
-  other.intended = AttachMode::kExclusive;  // never sealed, so that rank 0 can map it afterwards
-  Catalog& crowded = group_.rank(1).catalog;
-  ASSERT_OK(MakeActive(crowded, "checkpoints/other", other, 8 * kSmallSegment));
-  ASSERT_OK(crowded.leases().Hold("checkpoints/other", AttachMode::kExclusive));
-  ReadyLoad load = ByRules("fsdp:3");
-  load.order = 1;
-  load.memory_deadline = Soon();
-  const LoadOutcome outcome = Run(load);
-  EXPECT_OK(outcome.status);
-  EXPECT_THAT(outcome.refused_by, ElementsAre(1));
-  EXPECT_THAT(outcome.refused, FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
-  EXPECT_EQ(group_.rank(0).memory->Usage().used, 0u);
-  EXPECT_EQ(Info(0).state, CheckpointState::kLoading);
-  ASSERT_OK(crowded.Unload("checkpoints/other", true));
-  EXPECT_OK(Run(load).status);
-  EXPECT_EQ(Info(1).state, CheckpointState::kActive);
-}
-
-TEST_F(LoadRunnerTest, WhatOtherRanksHoldIsFilledBeforeAnOlderLoadThatWaitsForMemory) {
-  ReadyLoad load = ByRules("fsdp:3");
-  load.files = Run(load).files;
-  Catalog& crowded = group_.rank(2).catalog;
-  ASSERT_OK(crowded.Unload(kName, true));
-  ASSERT_OK(MakeActive(crowded, "checkpoints/other", RuleRequest(), 8 * kSmallSegment));
-  ASSERT_OK(crowded.leases().Hold("checkpoints/other", AttachMode::kShared));
-  crowded.Begin("checkpoints/older", RuleRequest());
-  PrepareCall older = CallOf("checkpoints/older", RuleRequest());
-  older.order = 2;
-  ASSERT_FALSE(crowded.eviction().Allocate(older, ShardOf(8 * kSmallSegment)).ok());
-  ASSERT_OK(crowded.Unload("checkpoints/other", true));
-  load.order = 9;
-  load.memory_deadline = Soon();
-  ReadyLoad of_no_rank = load;
-  of_no_rank.files.clear();
-  EXPECT_THAT(Run(of_no_rank).refused_by, ElementsAre(2));
-  EXPECT_THAT(Run(load).refused_by, ::testing::IsEmpty());
-  EXPECT_EQ(Info(2).state, CheckpointState::kActive);
-  // Also where its own client would not wait.
-  ASSERT_OK(crowded.Unload(kName, true));
-  load.memory_deadline = {};
-  EXPECT_OK(Run(load).status);
-}
-
-TEST_F(LoadRunnerTest, ALoadThatDoesNotWaitForMemoryFailsWithTheRefusal) {
-  Catalog& crowded = group_.rank(1).catalog;
-  ASSERT_OK(MakeActive(crowded, "checkpoints/other", RuleRequest(), 8 * kSmallSegment));
-  ASSERT_OK(crowded.leases().Hold("checkpoints/other", AttachMode::kShared));
-  EXPECT_THAT(Run(ByRules("fsdp:3")).status,
-              FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
 }
 
 TEST_F(LoadRunnerTest, EveryRankGetsItsRows) {
@@ -367,32 +260,6 @@ TEST_F(LoadRunnerTest, ALeaderThatStopsAbortsTheLoad) {
               FailsWith(absl::StatusCode::kUnavailable, reason::kDraining));
 }
 
-TEST_F(LoadRunnerTest, ARankWithoutMemoryIsAskedAgainOnceNothingOfItIsMapped) {
-  ASSERT_OK(Run(ByRules("fsdp:3")).status);
-  ASSERT_OK(group_.rank(1).catalog.Unload(kName, false));
-  std::vector<bool> unmapped;
-  ScriptedLink& link = *group_.rank(1).link;
-  link.on_prepare = [&]() -> absl::Status {
-    if (group_.peer_memory().mapped(1) == 0) return absl::OkStatus();
-    return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory, "no memory");
-  };
-  link.alter_prepare = [&](PrepareCall& call) { unmapped.push_back(call.unmapped); };
-  ASSERT_OK(Run(ByRules("fsdp:3")).status);
-  EXPECT_THAT(unmapped, ElementsAre(true)) << "what was sealed cannot be mapped again";
-  EXPECT_EQ(BytesOf(group_.rank(1).catalog, kName, 0), Rows(source_.a(), 1000, 3, 6));
-}
-
-TEST_F(LoadRunnerTest, ARankWithoutMemoryOfWhichNothingIsMappedIsAskedOnce) {
-  int asked = 0;
-  group_.rank(1).link->on_prepare = [&]() -> absl::Status {
-    ++asked;
-    return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory, "no memory");
-  };
-  EXPECT_THAT(Run(ByRules("fsdp:3")).status,
-              FailsWith(absl::StatusCode::kResourceExhausted, reason::kNoMemory));
-  EXPECT_EQ(asked, 1);
-}
-
 TEST_F(LoadRunnerTest, ALeaderThatStopsMapsNoFurtherRank) {
   std::vector<uint32_t> mapped;
   group_.peer_memory().on_map = [&](uint32_t rank) {
@@ -464,18 +331,6 @@ TEST_F(LoadRunnerTest, AFileThatChangesMeanwhileFailsTheLoad) {
   EXPECT_THAT(Run(ByRules("fsdp:3")).status,
               FailsWith(absl::StatusCode::kAborted, reason::kSourceChanged));
   // What is mapped stays allocated.
-  EXPECT_THAT(group_.peer_memory().kept(1), testing::IsEmpty());
-}
-
-TEST_F(LoadRunnerTest, WhatALoadHasMappedIsKeptForTheNextOne) {
-  ASSERT_OK(Run(ByRules("fsdp:3")).status);
-  EXPECT_THAT(group_.peer_memory().kept(1), testing::Not(testing::IsEmpty()));
-}
-
-TEST_F(LoadRunnerTest, WhatClientsAreToOwnIsNotKeptMapped) {
-  ReadyLoad load = ByRules("fsdp:3");
-  load.request.intended = AttachMode::kExclusive;
-  ASSERT_OK(Run(load).status);
   EXPECT_THAT(group_.peer_memory().kept(1), testing::IsEmpty());
 }
 
