@@ -293,11 +293,11 @@ TEST_F(DcpFormatTest, SaysWhatLiesBesideAndCannotBeRead) {
 }
 
 TEST_F(DcpFormatTest, PutsFlatRunsBackIntoTheirTensors) {
-  // Shards of (2, 1) of a tensor of (2, 2), the second one in two runs.
-  writer_.AddTensor("model.flat", {"model", "flat"}, Dtype::kU8, {1, 2, 2},
-                    {{kFirst, {0, 0, 0}, {1, 1, 2}, "ac"},
-                     {kFirst, {0, 1, 0}, {1, 1, 1}, "b"},
-                     {kSecond, {0, 1, 1}, {1, 1, 1}, "d"}});
+  // Shards of (2, 2) of a tensor of (2, 4). The first run of the first one ends in its second row.
+  writer_.AddTensor("model.flat", {"model", "flat"}, Dtype::kU8, {1, 2, 4},
+                    {{kFirst, {0, 0, 0}, {1, 1, 3}, "abe"},
+                     {kFirst, {0, 0, 3}, {1, 1, 1}, "f"},
+                     {kSecond, {0, 1, 0}, {1, 1, 4}, "cdgh"}});
   writer_.more_fields.emplace_back(
       "mcore_data",
       Dict({{Text("model.flat"), Dict({{Text("nd_reformulated_orig_global_shape"),
