@@ -107,6 +107,7 @@ absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason
   options.huge_pages = config.huge_pages == "auto";
   CKPTD_ASSIGN_OR_RETURN(options.numa_node, NumaNodeFor(config));
   options.filled_by_peers = config.world_size > 1;
+  options.local_daemons = config.local_size;
   options.claims_path = ClaimsPath(config);
   options.claims_holder = fmt::format("rank {} of job {}", config.rank, config.job);
   // Nobody has asked for an automatic arena, so its notes are no warnings.

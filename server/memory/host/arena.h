@@ -84,6 +84,8 @@ struct HostMemoryOptions {
   // The file in which this host's daemons claim memory, see MemoryClaims. Empty: they do not.
   std::string claims_path = {};
   std::string claims_holder = {};  // see MemoryClaims
+  // Daemons of this host, with this one. A load is shared by them, so each may need as much.
+  uint64_t local_daemons = 1;
   // A memory-backed folder, in which segments are files. Empty: they are memfds.
   std::string folder = {};
   // Gets one sentence about each background failure, and about memory that an AutoArena gave

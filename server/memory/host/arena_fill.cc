@@ -133,22 +133,22 @@ uint64_t Arena::LoadReserve(uint64_t fresh) const {
   return options_.load_reserve_bytes.value_or((uint64_t{16} << 20) + fresh / 256);
 }
 
-// Frees pool memory until the system has `fresh` bytes that nobody claims. Memory that others
-// have faulted in is counted twice until they lower their claims. So while only that could be
-// missing, this waits.
+// Frees pool memory until the system has `fresh` bytes that nobody claims, for each daemon of this
+// host: what lies idle here could be missing there. Memory that others have faulted in is counted
+// twice until they lower their claims. So while only that could be missing, this waits.
 absl::StatusOr<MemoryClaim> Arena::ClaimFresh(uint64_t asked, uint64_t fresh) {
   const auto deadline = std::chrono::steady_clock::now() + kClaimPatience;
   const uint64_t reserve = LoadReserve(fresh);
   for (bool trimmed = false;; trimmed = true) {
     CKPTD_ASSIGN_OR_RETURN(MemoryClaims::Answer answer, claims_.Claim(fresh, reserve));
-    if (answer.claim.has_value()) return *std::move(answer.claim);
     if (!trimmed) {
-      const uint64_t wanted = fresh + reserve + answer.claimed;
+      const uint64_t wanted = (fresh + reserve) * options_.local_daemons + answer.claimed;
       Pieces to_release;
       MutexLock lock(mutex_);
       TrimFree(wanted - std::min(wanted, answer.available), to_release);
-      continue;
     }
+    if (answer.claim.has_value()) return *std::move(answer.claim);
+    if (!trimmed) continue;
     const bool never = answer.available < fresh + reserve;
     if (never || std::chrono::steady_clock::now() >= deadline) {
       return NoneLeft(asked, reserve, answer);

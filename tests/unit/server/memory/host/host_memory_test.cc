@@ -110,6 +110,21 @@ TEST_F(HostMemoryTest, ReadersTakeSealedMemoryFirst) {
   EXPECT_EQ(Allocate(kSegment)->segments()[0].id, sealed_id);
 }
 
+TEST_F(HostMemoryTest, WhatLiesIdleIsGivenBackWhereOtherDaemonsHereCouldNotTakeAsMuch) {
+  options_.local_daemons = 2;
+  Start();
+  auto sealed = Allocate(3 * kSegment);
+  ASSERT_OK(memory_->Seal(*sealed));
+  sealed.reset();
+  available_ = 4 * kSegment;
+  auto exclusive = Allocate(2 * kSegment, AttachMode::kExclusive);
+  EXPECT_EQ(Arena(), 5 * kSegment);
+  exclusive.reset();
+  available_ = 3 * kSegment;
+  EXPECT_TRUE(Allocate(4 * kSegment, AttachMode::kExclusive));
+  EXPECT_EQ(Arena(), 4 * kSegment + 2 * kSegment) << "one segment makes up for what the other lacks";
+}
+
 TEST_F(HostMemoryTest, TheArenaIsFilledInTheBackgroundToItsTarget) {
   options_.arena_target_bytes = 3 * kSegment + 2 * kMiB;
   Start();
