@@ -22,6 +22,7 @@ from .load._load_file import load_file
 from .load._load_into import load_into
 from .load._load_state_dict import load_state_dict
 from .load._result import LoadResult
+from .resume._training_state import TrainingState, load_training_state
 from .spread._accelerate_fsdp2 import (
     fsdp2_load_full_state_dict,
     fsdp2_prepare_model,
@@ -32,7 +33,7 @@ from .spread._set_model_state_dict import set_model_state_dict
 from .spread._sharded_dict import broadcast_and_shard_state_dict, shard_broadcasted_state_dict
 
 # Pickles name the classes as users do, wherever they are defined.
-for _kind in (DistModule, LazyStateDict, LoadResult):
+for _kind in (DistModule, LazyStateDict, LoadResult, TrainingState):
     _kind.__module__ = __name__
 
 # Importing this module imports torch, which takes a second. So some milliseconds of work for the
@@ -59,6 +60,7 @@ __all__ = [
     "DistModule",
     "LazyStateDict",
     "LoadResult",
+    "TrainingState",
     "apply_fsdp2",
     "broadcast_and_shard_state_dict",
     "compute_module_sizes",
@@ -75,6 +77,7 @@ __all__ = [
     "load_into",
     "load_offloaded_weights",
     "load_state_dict",
+    "load_training_state",
     "offload_state_dict",
     "patch",
     "retie_parameters",
