@@ -97,7 +97,7 @@ absl::Status NoSuchPart(const Listing& listing, std::span<const std::string_view
                    fmt::format("opening {}: it has no part \"{}\"; name one that it has (#{}), or "
                                "none for its default",
                                listing.source, listing.part, fmt::join(parts, ", #")),
-                   {{"file", listing.source}});
+                   {{"file", listing.source}, {"part", listing.part}});
 }
 
 }  // namespace ckptd

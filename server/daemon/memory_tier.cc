@@ -108,6 +108,7 @@ absl::StatusOr<MemoryTier> MakeHostTier(const Config& config, std::string reason
   CKPTD_ASSIGN_OR_RETURN(options.numa_node, NumaNodeFor(config));
   options.filled_by_peers = config.world_size > 1;
   options.claims_path = ClaimsPath(config);
+  options.claims_holder = fmt::format("rank {} of job {}", config.rank, config.job);
   // Nobody has asked for an automatic arena, so its notes are no warnings.
   const LogLevel level = arena.automatic ? LogLevel::kInfo : LogLevel::kWarn;
   options.note = [level](const std::string& line) { Log(level, "memory: {}", line); };
@@ -140,6 +141,7 @@ absl::StatusOr<std::unique_ptr<HostMemory>> MakeHostTier(const Config& config) {
   options.huge_pages = config.huge_pages == "auto";
   CKPTD_ASSIGN_OR_RETURN(options.numa_node, NumaNodeFor(config));
   options.claims_path = ClaimsPath(config);
+  options.claims_holder = fmt::format("rank {} of job {}", config.rank, config.job);
   options.note = [](const std::string& line) { Log(LogLevel::kWarn, "host tier: {}", line); };
   return HostMemory::Create(std::move(options));
 }

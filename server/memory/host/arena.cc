@@ -35,7 +35,7 @@ HostMemoryOptions WithDefaults(HostMemoryOptions options) {
 
 Arena::Arena(HostMemoryOptions options)
     : options_(WithDefaults(std::move(options))),
-      claims_(options_.claims_path, options_.available_memory),
+      claims_(options_.claims_path, options_.claims_holder, options_.available_memory),
       ownership_check_works_(options_.ownership_check && OwnershipCheckWorks(options_.folder)),
       last_use_(std::chrono::steady_clock::now()) {
   MutexLock lock(mutex_);

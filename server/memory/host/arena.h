@@ -83,6 +83,7 @@ struct HostMemoryOptions {
   std::function<absl::StatusOr<uint64_t>()> available_memory = nullptr;
   // The file in which this host's daemons claim memory, see MemoryClaims. Empty: they do not.
   std::string claims_path = {};
+  std::string claims_holder = {};  // see MemoryClaims
   // A memory-backed folder, in which segments are files. Empty: they are memfds.
   std::string folder = {};
   // Gets one sentence about each background failure, and about memory that an AutoArena gave

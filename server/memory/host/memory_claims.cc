@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/base/escape.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "fmt/format.h"
@@ -24,6 +25,7 @@ constexpr int64_t kMutexByte = kSlots * kSlotBytes;
 // For tidying up, which another process can do as well.
 constexpr auto kTidyPatience = std::chrono::milliseconds(100);
 constexpr auto kPollInterval = std::chrono::milliseconds(1);
+constexpr size_t kMostHolderBytes = 120;
 
 struct flock Range(short type, int64_t from, int64_t bytes) {
   struct flock range = {};
@@ -77,8 +79,23 @@ UniqueFd OpenFile(const std::string& path, int flags) {
   return UniqueFd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | flags, 0600));
 }
 
+// The file holds who has the mutex byte locked. Needs it to be locked. Without room for the text
+// others do not learn who it is.
+void WriteHolder(const UniqueFd& file, const std::string& holder) {
+  const std::string text = holder.substr(0, kMostHolderBytes);
+  const ssize_t written = ::pwrite(file.get(), text.data(), text.size(), 0);
+  [[maybe_unused]] const int cut = ::ftruncate(file.get(), std::max<ssize_t>(written, 0));
+}
+
+std::string HolderOf(const UniqueFd& file) {
+  char text[kMostHolderBytes];
+  const ssize_t bytes = ::pread(file.get(), text, sizeof(text), 0);
+  return bytes > 0 ? Escape({text, static_cast<size_t>(bytes)}) : "another daemon";
+}
+
 // Opens the file and locks its mutex byte. Invalid if the file or its locks are not available.
-absl::StatusOr<UniqueFd> OpenAndLock(const std::string& path, std::chrono::nanoseconds patience) {
+absl::StatusOr<UniqueFd> OpenAndLock(const std::string& path, const std::string& holder,
+                                     std::chrono::nanoseconds patience) {
   while (!path.empty()) {
     UniqueFd file = OpenFile(path, O_CREAT);
     if (!file.valid()) break;
@@ -86,20 +103,23 @@ absl::StatusOr<UniqueFd> OpenAndLock(const std::string& path, std::chrono::nanos
     if (IsTaken(error)) {
       return MakeError(
           absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
-          fmt::format("claiming host memory: another daemon has had {} locked for {} s; see "
-                      "whether a daemon of this host has stalled",
-                      path, std::chrono::duration<double>(patience).count()),
+          fmt::format("claiming host memory: {} has had {} locked for {} s; see whether a daemon of "
+                      "this host has stalled",
+                      HolderOf(file), path, std::chrono::duration<double>(patience).count()),
           {{"file", path}});
     }
     if (error != 0) break;
     // The process that had the lock may have removed the file meanwhile.
-    if (IsAt(file, path)) return file;
+    if (!IsAt(file, path)) continue;
+    WriteHolder(file, holder);
+    return file;
   }
   return UniqueFd();
 }
 
 // Needs the mutex byte to be locked.
 void RemoveUnused(const UniqueFd& file, const std::string& path) {
+  WriteHolder(file, "");
   if (ClaimedByOthers(file) == 0 && IsAt(file, path)) ::unlink(path.c_str());
 }
 
@@ -137,8 +157,12 @@ void MemoryClaim::End() {
   file_.Reset();
 }
 
-MemoryClaims::MemoryClaims(std::string path, Available available, std::chrono::nanoseconds patience)
-    : path_(std::move(path)), available_(std::move(available)), patience_(patience) {}
+MemoryClaims::MemoryClaims(std::string path, std::string holder, Available available,
+                           std::chrono::nanoseconds patience)
+    : path_(std::move(path)),
+      holder_(std::move(holder)),
+      available_(std::move(available)),
+      patience_(patience) {}
 
 MemoryClaims::~MemoryClaims() {
   if (path_.empty()) return;
@@ -147,7 +171,7 @@ MemoryClaims::~MemoryClaims() {
 }
 
 absl::StatusOr<MemoryClaims::Answer> MemoryClaims::Claim(uint64_t bytes, uint64_t spare) const {
-  CKPTD_ASSIGN_OR_RETURN(UniqueFd file, OpenAndLock(path_, patience_));
+  CKPTD_ASSIGN_OR_RETURN(UniqueFd file, OpenAndLock(path_, holder_, patience_));
   MemoryClaim claim(std::move(file), path_);
   Answer answer;
   // Claims are read before the available memory. A claim that ends in between is still counted,
@@ -156,7 +180,10 @@ absl::StatusOr<MemoryClaims::Answer> MemoryClaims::Claim(uint64_t bytes, uint64_
   CKPTD_ASSIGN_OR_RETURN(answer.available, available_());
   const uint64_t left = answer.available - std::min(answer.available, answer.claimed);
   if (left < bytes || left - bytes < spare || !claim.LockSlot(bytes)) return answer;
-  if (claim.file_.valid()) SetLock(claim.file_, F_UNLCK, kMutexByte, 1);
+  if (claim.file_.valid()) {
+    WriteHolder(claim.file_, "");
+    SetLock(claim.file_, F_UNLCK, kMutexByte, 1);
+  }
   answer.claim = std::move(claim);
   return answer;
 }

@@ -4,8 +4,8 @@
 // before it faults it in, and claimed memory does not count as free.
 //
 // Claims are locks on ranges of a file that the daemons share; a lock is as long as the claim.
-// The kernel removes the locks of a process that ends, however it ends, and the file stays empty.
-// It exists only while there are claims.
+// The kernel removes the locks of a process that ends, however it ends. The file exists only while
+// there are claims. It holds the name of the one that is claiming at the moment.
 #ifndef CKPTD_SERVER_MEMORY_HOST_MEMORY_CLAIMS_H_
 #define CKPTD_SERVER_MEMORY_HOST_MEMORY_CLAIMS_H_
 
@@ -57,8 +57,9 @@ class MemoryClaims {
   };
 
   // The daemons of a host must use the same path, in a folder that only their user can enter. If
-  // it is empty, or the file or its locks are not available, claims are not compared.
-  MemoryClaims(std::string path, Available available,
+  // it is empty, or the file or its locks are not available, claims are not compared. `holder` is
+  // what the others call this daemon when they have waited for it, such as "rank 2 (process 7)".
+  MemoryClaims(std::string path, std::string holder, Available available,
                std::chrono::nanoseconds patience = std::chrono::seconds(10));
   // Removes the file that a killed process left.
   ~MemoryClaims();
@@ -68,12 +69,13 @@ class MemoryClaims {
   // Claims `bytes` if the system has them and `spare` more, besides what others claim. Waits for
   // others that are claiming, which takes them a fraction of a millisecond. A daemon that was
   // stopped at that moment may have decided already. To go on without its claim could get both
-  // killed, so after `patience` this returns DeadlineExceeded DEADLINE. Other errors: those of
-  // Available.
+  // killed, so after `patience` this returns DeadlineExceeded DEADLINE, which names it. Other errors:
+  // those of Available.
   absl::StatusOr<Answer> Claim(uint64_t bytes, uint64_t spare = 0) const;
 
  private:
   const std::string path_;
+  const std::string holder_;
   const Available available_;
   const std::chrono::nanoseconds patience_;
 };

@@ -168,7 +168,8 @@ class Chooser {
 
   Part Take(std::string_view part, const std::vector<size_t>& numbers) const {
     Part out;
-    const bool strips = part != kAllPart && !numbers.empty() &&
+    // What else there is keeps the names that tell what it is, though it be one group.
+    const bool strips = part != kAllPart && part != kExtraPart && !numbers.empty() &&
                         std::all_of(numbers.begin(), numbers.end(), [&](size_t number) {
                           return grouped_[number].group == grouped_[numbers.front()].group;
                         });

@@ -49,8 +49,8 @@ class TwoDaemons : public testing::Test {
 
   const TempFolder folder_;
   const std::string path_ = folder_ / "claims";
-  const MemoryClaims one_{path_, Hundred};
-  const MemoryClaims other_{path_, Hundred};
+  const MemoryClaims one_{path_, "rank 1", Hundred};
+  const MemoryClaims other_{path_, "rank 1", Hundred};
 };
 
 TEST_F(TwoDaemons, DoNotBothClaimTheSameMemory) {
@@ -99,7 +99,7 @@ TEST_F(TwoDaemons, CountOfAClaimWhatIsStillToBeFaultedIn) {
 TEST_F(TwoDaemons, LookAtClaimsBeforeTheyLookAtTheSystem) {
   auto first = Claim(one_, 60);
   // The first claim ends, and its memory is faulted in, just after the available memory was read.
-  const MemoryClaims late(path_, [&first]() -> absl::StatusOr<uint64_t> {
+  const MemoryClaims late(path_, "rank 1", [&first]() -> absl::StatusOr<uint64_t> {
     first.reset();
     return 100;
   });
@@ -119,7 +119,7 @@ TEST_F(TwoDaemons, ClaimOneAfterTheOther) {
   std::vector<std::optional<MemoryClaim>> claims(16);
   std::vector<std::thread> threads;
   for (auto& claim : claims) {
-    threads.emplace_back([&] { claim = Claim(MemoryClaims(path_, look), 30); });
+    threads.emplace_back([&] { claim = Claim(MemoryClaims(path_, "rank 1", look), 30); });
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_FALSE(together);
@@ -161,13 +161,13 @@ TEST_F(TwoDaemons, LeaveNoFileBehindWhereThereWasTooLittle) {
 
 TEST_F(TwoDaemons, RemoveAtTheirEndTheFileOfOneThatDied) {
   { std::ofstream(path_) << ""; }
-  { const MemoryClaims third(path_, Hundred); }
+  { const MemoryClaims third(path_, "rank 1", Hundred); }
   EXPECT_FALSE(FileIsThere());
 }
 
 TEST_F(TwoDaemons, KeepAtTheirEndTheFileOfOneThatClaims) {
   const auto first = Claim(one_, 60);
-  { const MemoryClaims third(path_, Hundred); }
+  { const MemoryClaims third(path_, "rank 1", Hundred); }
   EXPECT_FALSE(Claim(other_, 60).has_value());
 }
 
@@ -175,7 +175,7 @@ TEST_F(TwoDaemons, ClaimInANewFileWhenTheOneTheyHaveOpenIsRemoved) {
   std::optional<MemoryClaim> late;
   std::thread other;
   // Called with the file locked. The file is removed when this has failed.
-  const MemoryClaims failing(path_, [&]() -> absl::StatusOr<uint64_t> {
+  const MemoryClaims failing(path_, "rank 1", [&]() -> absl::StatusOr<uint64_t> {
     other = std::thread([&] { late = Claim(other_, 60); });
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(8);
     while (OpenFlags().size() < 2 && std::chrono::steady_clock::now() < deadline) {
@@ -198,27 +198,40 @@ TEST_F(TwoDaemons, WaitNoLongerThanTheyAreToldForOneThatStandsStillAsItClaims) {
   int tries = 0;
   absl::Status status;
   // Called with the file locked.
-  const MemoryClaims stopped(path_, [&]() -> absl::StatusOr<uint64_t> {
+  const MemoryClaims stopped(path_, "rank 1", [&]() -> absl::StatusOr<uint64_t> {
     ++tries;
-    const MemoryClaims hurried(path_, Hundred, std::chrono::milliseconds(5));
+    const MemoryClaims hurried(path_, "rank 2", Hundred, std::chrono::milliseconds(5));
     status = hurried.Claim(1).status();
     return 100;
   });
   const auto claim = Claim(stopped, 60);
   EXPECT_EQ(tries, 1);
   EXPECT_THAT(status, FailsWith(absl::StatusCode::kDeadlineExceeded, reason::kDeadline));
-  EXPECT_THAT(status, Says(path_));
+  EXPECT_THAT(status, Says("rank 1 has had " + path_));
+  EXPECT_EQ(std::filesystem::file_size(path_), 0u) << "it names nobody once it is unlocked";
+}
+
+TEST_F(TwoDaemons, DoNotNameOneThatDiedAsItClaimed) {
+  std::ofstream(path_) << "a long name of one that died";
+  absl::Status status;
+  const MemoryClaims stopped(path_, "rank 1", [&]() -> absl::StatusOr<uint64_t> {
+    const MemoryClaims hurried(path_, "rank 2", Hundred, std::chrono::milliseconds(5));
+    status = hurried.Claim(1).status();
+    return 100;
+  });
+  const auto claim = Claim(stopped, 60);
+  EXPECT_THAT(status, Says("memory: rank 1 has had"));
 }
 
 TEST_F(TwoDaemons, GoOnWithoutAFileThatCannotBeHad) {
-  const MemoryClaims nowhere(folder_ / "nothing" + "/claims", Hundred);
+  const MemoryClaims nowhere(folder_ / "nothing" + "/claims", "rank 1", Hundred);
   const auto first = Claim(nowhere, 60);
   EXPECT_TRUE(Claim(nowhere, 60).has_value());
   EXPECT_FALSE(Claim(nowhere, 101).has_value());
 }
 
 TEST_F(TwoDaemons, FailWhereTheSystemDoesNotSayWhatItHas) {
-  const MemoryClaims blind(path_, []() -> absl::StatusOr<uint64_t> {
+  const MemoryClaims blind(path_, "rank 1", []() -> absl::StatusOr<uint64_t> {
     return absl::InternalError("no /proc");
   });
   EXPECT_EQ(blind.Claim(1).status().code(), absl::StatusCode::kInternal);
@@ -226,7 +239,7 @@ TEST_F(TwoDaemons, FailWhereTheSystemDoesNotSayWhatItHas) {
 }
 
 TEST(MemoryClaims, WithoutAPathAreNotCompared) {
-  const MemoryClaims alone("", []() -> absl::StatusOr<uint64_t> { return 100; });
+  const MemoryClaims alone("", "rank 1", []() -> absl::StatusOr<uint64_t> { return 100; });
   ASSERT_OK_AND_ASSIGN(const auto first, alone.Claim(60));
   ASSERT_OK_AND_ASSIGN(const auto second, alone.Claim(60));
   EXPECT_TRUE(first.claim.has_value() && second.claim.has_value());

@@ -50,6 +50,11 @@ class ChoosePartTest : public testing::Test {
   std::optional<Metadata> metadata_;
 };
 
+TEST_F(ChoosePartTest, KeepsTheNamesOfWhatElseThereIs) {
+  Save({{"model.w", {"model", "w"}}, {"scheduler.step!", {"scheduler", "step!"}}});
+  EXPECT_THAT(Names("extra"), ElementsAre("scheduler.step!"));
+}
+
 TEST_F(ChoosePartTest, TakesTheModelWithoutItsPrefixByDefault) {
   Save({{"model.a.w", {"model", "a.w"}},
         {"optimizer.state.a.w.step", {"optimizer", "state", "a.w", "step"}},
