@@ -12,18 +12,22 @@ import ckptd.torch
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from fsdp1_cases import empty, of_layers, wrapped
 from fsdp_bench import Net, assert_same, daemon_ranges, init_buffers, local, train
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+# Without cpu_offload: with it FSDP1 crashes where there is no GPU.
+FULL = StateDictOptions(full_state_dict=True)
 
 
 def adamw(params):
@@ -50,8 +54,7 @@ def two_groups(params):
 def trained(wrap, optimizer):
     """(model, optimizer) after three steps."""
     torch.manual_seed(5)
-    model = Net()
-    wrap(model)
+    model = wrap(Net())
     made = optimizer(model.parameters())
     train(model, made, 3)
     return model, made
@@ -60,7 +63,7 @@ def trained(wrap, optimizer):
 def new(wrap, optimizer):
     with torch.device("meta"):
         model = Net()
-    wrap(model)
+    model = wrap(model)
     return model, optimizer(model.parameters())
 
 
@@ -116,6 +119,11 @@ def states_of(optimizer):
     return sorted(pairs, key=lambda each: each[:2])
 
 
+def options_of(group):
+    """Its hyperparameters. Through a gathered state dict torch makes lists of tuples."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in group.items() if k != "params"}
+
+
 def assert_same_states(ours, theirs):
     mine, others = states_of(ours), states_of(theirs)
     assert [each[:2] for each in mine] == [each[:2] for each in others]
@@ -129,9 +137,9 @@ def assert_same_states(ours, theirs):
         if isinstance(a, DTensor):
             assert a.placements == b.placements and a.device_mesh == b.device_mesh, where
         assert local(a).shape == local(b).shape and torch.equal(local(a), local(b)), where
-    groups = zip(ours.param_groups, theirs.param_groups)
-    for a, b in groups:
-        assert {k: v for k, v in a.items() if k != "params"} == {k: v for k, v in b.items() if k != "params"}
+    for a, b in zip(ours.param_groups, theirs.param_groups):
+        a, b = (options_of(group) for group in (a, b))
+        assert a == b, (a, b)
 
 
 def assert_states_in_daemon_memory(optimizer):
@@ -157,23 +165,54 @@ def assert_goes_on(bench, wrap, save, optimizer=adamw, **options):
     return result
 
 
+def assert_resumes_as_torch(bench, path, wrap, optimizer):
+    """`path` was saved from another mesh, whole and by names: torch resumes from it as well."""
+    state = torch.load(path, weights_only=True)
+    theirs = wrap(Net())
+    their_optimizer = optimizer(theirs.parameters())
+    set_model_state_dict(theirs, state["model"], options=FULL)
+    set_optimizer_state_dict(theirs, their_optimizer, state["optimizer"], options=FULL)
+    ours, our_optimizer = new(wrap, optimizer)
+    load(bench, ours, our_optimizer, path)
+    assert_same(ours, theirs, "after the load")
+    assert_same_states(our_optimizer, their_optimizer)
+    assert train(ours, our_optimizer) == train(theirs, their_optimizer), "losses differ"
+    return ours, our_optimizer
+
+
 def unsharded(model):
-    pass
+    return model
 
 
 def by_layer(model):
     fully_shard([model.up, model.down])
-    fully_shard(model)
+    return fully_shard(model)
 
 
 def hsdp(model):
-    fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+    return fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
 
 
 def with_tp(model):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    fully_shard(model, mesh=mesh["dp"])
+    return fully_shard(model, mesh=mesh["dp"])
+
+
+def ddp(model):
+    if next(model.parameters()).is_meta:
+        return model  # a replica may be wrapped once it has been filled
+    return torch.nn.parallel.DistributedDataParallel(model)
+
+
+def fsdp1(model, use_orig_params=True):
+    on_meta = next(model.parameters()).is_meta
+    more = {"param_init_fn": empty} if on_meta else {}
+    return wrapped(model, auto_wrap_policy=of_layers, use_orig_params=use_orig_params, **more)
+
+
+def fsdp1_flat(model):
+    return fsdp1(model, False)
 
 
 def a_file_of_torch(bench):
@@ -197,6 +236,34 @@ def fsdp2_from_each_way_to_save(bench):
     assert_goes_on(bench, by_layer, saved_by_dcp, momentum)
 
 
+def fsdp2_from_a_training_without_shards(bench):
+    for optimizer in (two_groups, momentum):
+        whole, whole_optimizer = trained(unsharded, optimizer)
+        named = saved_whole(bench, whole, whole_optimizer)
+        _, expected = assert_resumes_as_torch(bench, named, by_layer, optimizer)
+        numbered = saved_by_torch(bench, whole, whole_optimizer)
+        ours, mine = new(by_layer, optimizer)
+        load(bench, ours, mine, numbered)
+        train(ours, mine)
+        assert_same_states(mine, expected)
+
+
+def a_whole_model_from_shards(bench):
+    shards, optimizer = trained(by_layer, two_groups)
+    path = saved_whole(bench, shards, optimizer)
+    assert_resumes_as_torch(bench, path, unsharded, two_groups)
+
+
+def fsdp1_with_the_parameters_of_the_model(bench):
+    for save in (saved_whole, saved_by_dcp):
+        assert_goes_on(bench, fsdp1, save)
+
+
+def fsdp1_with_flat_parameters(bench):
+    for save in (saved_whole, saved_by_dcp):
+        assert_goes_on(bench, fsdp1_flat, save)
+
+
 def hsdp_from_dcp(bench):
     assert_goes_on(bench, hsdp, saved_by_dcp)
 
@@ -207,6 +274,7 @@ def fsdp2_over_tp_from_dcp(bench):
 
 CASES = {
     1: [a_file_of_torch, a_file_with_names, a_folder_of_dcp],
-    2: [fsdp2_from_each_way_to_save],
+    2: [fsdp2_from_each_way_to_save, fsdp2_from_a_training_without_shards, a_whole_model_from_shards,
+        fsdp1_with_the_parameters_of_the_model, fsdp1_with_flat_parameters],
     4: [hsdp_from_dcp, fsdp2_over_tp_from_dcp],
 }

@@ -1,7 +1,7 @@
 """Matches the parameters of an optimizer with those of a model and of a saved optimizer."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Union
 
 import torch
@@ -42,11 +42,16 @@ class Parameter:
 
 @dataclass
 class Group:
-    """A param group of an optimizer. saved: the group of the file that gives it hyperparameters."""
+    """A param group of an optimizer.
+
+    saved: the group of the file that gives it hyperparameters. tensors: those that are tensors, once
+    they were loaded.
+    """
 
     live: Dict[str, Any]
     params: List[Parameter]
     saved: Optional[SavedGroup] = None
+    tensors: Dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def groups_of(optimizer: torch.optim.Optimizer, targets: Sequence[Target]) -> List[Group]:

@@ -24,11 +24,12 @@ class StateTarget:
     """A tensor to load, and who gets it.
 
     given_to: (parameter, name of the state, its part of a flat tensor as (first element, count), or
-    None for all of it).
+    None for all of it). option: (group, hyperparameter) that it is instead.
     """
 
     target: Target
     given_to: List[Tuple[Parameter, str, Optional[Tuple[int, int]]]]
+    option: Optional[Tuple[Group, str]] = None
 
 
 def list_states(
@@ -43,7 +44,7 @@ def list_states(
     makers = _Makers(optimizer, saved, found)
     flat = [param for param in params if param.target.flat is not None]
     states = [each for param in params if param.target.flat is None for each in makers.of(param)]
-    return states + makers.of_flats(flat)
+    return states + makers.of_flats(flat) + list(makers.of_options(groups))
 
 
 class _Makers:
@@ -51,6 +52,15 @@ class _Makers:
         self._saved, self._found = saved, found
         self._probe = _optimizer_probe.Probe(optimizer)
         self._known = Arrangements()
+        self._over_mesh: Dict[Tuple[int, tuple, torch.device], Arrangement] = {}
+
+    def of_options(self, groups: List[Group]) -> Iterable[StateTarget]:
+        """Hyperparameters that are tensors, such as the rate of a captured graph, in host memory."""
+        for group in groups:
+            for option, name in (group.saved.option_tensors if group.saved is not None else {}).items():
+                entry = self._entry(name)
+                like = torch.empty(entry.shape, dtype=_stored_dtype(entry), device="meta")
+                yield StateTarget(_target(name, like, self._known.plain(like), None), [], (group, option))
 
     def _entry(self, name: str) -> SourceTensor:
         entry = self._found.find(name)
@@ -62,11 +72,15 @@ class _Makers:
             entry = self._entry(name)
             like = self._like(param, state, entry)
             spec = _torch_internals.spec_of(like) if _torch_internals.is_dtensor(like) else None
-            if spec is not None:
-                arrangement = self._known.over_mesh(spec)
-            else:
-                arrangement = self._known.plain(torch.empty(0, device=_device_of(param)))
-            yield StateTarget(_target(name, like, arrangement, spec), [(param, state, None)])
+            yield StateTarget(_target(name, like, self._arrangement(param, spec), spec), [(param, state, None)])
+
+    def _arrangement(self, param: Parameter, spec) -> Arrangement:
+        """On the device of the parameter, which FSDP2 may offload."""
+        device = _device_of(param)
+        if spec is None:
+            return self._known.plain(torch.empty(0, device=device))
+        key = (id(spec.mesh), spec.placements, device)
+        return self._over_mesh.setdefault(key, Arrangement(spec, None, device))
 
     def _tensors_of(self, param: Parameter, part: int) -> Dict[str, str]:
         key = param.parts[part].key
@@ -167,8 +181,10 @@ def _target(name: str, like: torch.Tensor, arrangement: Arrangement, spec) -> Ta
 
 def _dtype_of(param: Parameter, state: str, entry: SourceTensor) -> torch.dtype:
     """The dtype that Optimizer.load_state_dict would give it: then torch makes no copy of it."""
-    number = _dtypes.BY_NAME[entry.dtype].number
-    stored = _memory.dtype_of(number, entry.name)
-    own = param.tensor.dtype
+    stored, own = _stored_dtype(entry), param.tensor.dtype
     casts = state != _STEP and _memory.is_castable(own) and _memory.is_castable(stored)
     return own if casts else stored
+
+
+def _stored_dtype(entry: SourceTensor) -> torch.dtype:
+    return _memory.dtype_of(_dtypes.BY_NAME[entry.dtype].number, entry.name)

@@ -183,11 +183,20 @@ def _fill(own, where, found: Source, matched: List[_Matched], how, deadline: Dea
         for each, states in zip(matched, wanted):
             _give(each, states, [next(entries) for _ in states], shard)
     clock.lap("place")
-    asked = {name for target in targets for name in target.names}
-    asked |= {name for t in targets if t.flat is not None for m in t.flat.members for name in m.names}
     result.missing = sorted(name for each in matched for name in each.missing)
-    result.unexpected = [name for name, tensor in found.tensors.items() if name not in asked and tensor.kind != "object"]
+    result.unexpected = _unexpected(matched)
     return result
+
+
+def _unexpected(matched: List[_Matched]) -> List[str]:
+    """Tensors of parameters that no optimizer here has."""
+    keys = {part.key for each in matched for group in each.groups for param in group.params for part in param.parts}
+    found = set()
+    for saved in {id(each.saved): each.saved for each in matched}.values():
+        found.update(saved.unknown)
+        for key, states in saved.tensors.items():
+            found.update(states.values() if key not in keys else ())
+    return sorted(found)
 
 
 def _layout(targets):
@@ -215,6 +224,9 @@ def _give(matched: _Matched, states, entries, shard) -> None:
                 given[param.number] = {name: _value_tree.with_lists(value) for name, value in values.items()}
     for state, entry in zip(states, entries):
         flat, view = entry.tensors(shard)
+        if state.option is not None:
+            group, option = state.option
+            group.tensors[option] = view
         for param, name, place in state.given_to:
             given.setdefault(param.number, {})[name] = _tensor(state.target, param, name, flat, view, place)
     options = [_options(group) for group in matched.groups]
@@ -240,5 +252,8 @@ def _options(group: Group) -> Dict[str, Any]:
             continue
         is_tuple = isinstance(options.get(name), tuple) and isinstance(value, list)
         options[name] = tuple(value) if is_tuple else value
+    for name, tensor in group.tensors.items():
+        own = options.get(name)
+        options[name] = tensor.to(own.device) if isinstance(own, torch.Tensor) else tensor
     options["params"] = [param.number for param in group.params]
     return options
