@@ -10,16 +10,18 @@ import ckptd
 import ckptd.torch
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from accelerate_cases import OnTheHost
-from fsdp_bench import numbers
+from fsdp_bench import numbers, train
 from safetensors.torch import save_file
 from spread_bench import assert_equal, assert_trains_alike
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "client/python/docs"
-PAGES = ("fsdp2.md", "accelerate.md", "big-models.md")
+PAGES = ("fsdp2.md", "accelerate.md", "big-models.md", "resume.md")
 
 
 class Model(nn.Module):
@@ -59,7 +61,7 @@ def daemon_of(bench):
 
 
 def run(bench, code, folder):
-    """The model that an example made, or filled: a sharded one on meta is there."""
+    """The names of an example after its end: "model" that it made, or filled. A sharded one on meta is there."""
     mesh = init_device_mesh("cpu", (bench.world,))
     with torch.device("meta"):
         model = Model()
@@ -68,10 +70,22 @@ def run(bench, code, folder):
     accelerator = OnTheHost(bench.rank, auto_wrap_policy="no_wrap")
     names = {"Model": Model, "model": model, "mesh": mesh, "torch": torch, "accelerator": accelerator,
              "path": os.path.join(folder, "model.safetensors"), "file": os.path.join(folder, "model.safetensors"),
-             "folder": tempfile.mkdtemp(dir=folder)}
+             "folder": tempfile.mkdtemp(dir=folder), "checkpoint": os.path.join(folder, "checkpoint")}
     with daemon_of(bench):
         exec(code, names)  # our own text
-    return names["model"]
+    return names
+
+
+def save_training(bench, folder):
+    """What a training saves that was stopped: "checkpoint"."""
+    torch.manual_seed(5)
+    model = Model()
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    model(torch.arange(6)).square().mean().backward()
+    optimizer.step()
+    weights, states = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": states, "step": 9}, checkpoint_id=os.path.join(folder, "checkpoint"))
 
 
 def case(page, title, before, after):
@@ -81,10 +95,17 @@ def case(page, title, before, after):
             os.makedirs(folder, exist_ok=True)
             save_file(numbers(Model()), os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
         dist.barrier()
-        theirs, mine = run(bench, before, folder), run(bench, after, folder)
+        if "checkpoint" in before:
+            save_training(bench, folder)
+        of_theirs, of_mine = run(bench, before, folder), run(bench, after, folder)
+        theirs, mine = of_theirs["model"], of_mine["model"]
         assert not any(p.is_meta for p in mine.parameters())
+        assert of_mine.get("step") == of_theirs.get("step")
         assert_equal(mine, theirs, f"{page}, {title}")
-        assert_trains_alike(mine, theirs)
+        if "checkpoint" in before:
+            assert train(mine, of_mine["optimizer"]) == train(theirs, of_theirs["optimizer"]), "losses differ"
+        else:
+            assert_trains_alike(mine, theirs)
 
     compare.__name__ = re.sub(r"\W+", "_", f"{page[:-3]}_{title}").lower()
     return compare

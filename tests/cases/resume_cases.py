@@ -6,12 +6,16 @@ next steps the same losses.
 """
 
 import os
+import types
 
 import ckptd
+import ckptd.accelerate
 import ckptd.torch
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from accelerate import FullyShardedDataParallelPlugin, PartialState
+from accelerate.utils import fsdp_utils
 from fsdp1_cases import empty, of_layers, wrapped
 from fsdp_bench import Net, assert_same, daemon_ranges, init_buffers, local, train
 from torch.distributed.checkpoint.state_dict import (
@@ -142,12 +146,12 @@ def assert_same_states(ours, theirs):
         assert a == b, (a, b)
 
 
-def assert_states_in_daemon_memory(optimizer):
+def assert_states_in_daemon_memory(optimizer, what=""):
     ranges = daemon_ranges()
     for number, name, value in states_of(optimizer):
         part = local(value) if isinstance(value, torch.Tensor) else None
         if part is not None and part.numel():
-            assert any(low <= part.data_ptr() < high for low, high in ranges), f"{name} of {number}"
+            assert any(low <= part.data_ptr() < high for low, high in ranges), f"{what}{name} of {number}"
 
 
 def assert_goes_on(bench, wrap, save, optimizer=adamw, **options):
@@ -264,6 +268,114 @@ def fsdp1_with_flat_parameters(bench):
         assert_goes_on(bench, fsdp1_flat, save)
 
 
+def what_accelerate_saves(bench):
+    """Its functions that load, patched."""
+    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        os.environ.setdefault(name, value)  # asked for, though the group is there
+    PartialState(cpu=True)
+    for kind, use_dcp in (("FULL_STATE_DICT", True), ("SHARDED_STATE_DICT", True), ("SHARDED_STATE_DICT", False)):
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=kind)
+        accelerator = types.SimpleNamespace(
+            wait_for_everyone=dist.barrier, is_fsdp2=True, process_index=bench.rank, num_processes=bench.world,
+            is_main_process=bench.rank == 0,
+        )
+        theirs, their_optimizer = trained(by_layer, adamw)
+        folder = path_of(bench)
+        os.makedirs(folder, exist_ok=True)
+        fsdp_utils.save_fsdp_model(plugin, accelerator, theirs, folder, use_dcp=use_dcp)
+        fsdp_utils.save_fsdp_optimizer(plugin, accelerator, their_optimizer, theirs, folder, use_dcp=use_dcp)
+        torch.manual_seed(bench.rank)
+        ours = by_layer(Net())
+        our_optimizer = adamw(ours.parameters())
+        with ckptd.accelerate.patch(address=bench.address):
+            keys = fsdp_utils.load_fsdp_model(plugin, accelerator, ours, folder, use_dcp=use_dcp)
+            fsdp_utils.load_fsdp_optimizer(plugin, accelerator, our_optimizer, ours, folder, use_dcp=use_dcp)
+        assert (keys.missing_keys, keys.unexpected_keys) == ([], [])
+        assert_same(ours, theirs, "after the load")
+        assert_same_states(our_optimizer, their_optimizer)
+        assert_states_in_daemon_memory(our_optimizer, f"{kind}, {use_dcp}: ")
+        assert train(ours, our_optimizer) == train(theirs, their_optimizer), "losses differ"
+
+
+def fails(call, code, reason, words):
+    try:
+        call()
+    except ckptd.Error as error:
+        assert (error.code, error.reason) == (code, reason) and words in error.message, error
+        return error
+    raise AssertionError(f"nothing was raised, where {reason} was expected")
+
+
+def a_state_that_is_missing_is_named(bench):
+    model, optimizer = trained(unsharded, adamw)
+    state = get_optimizer_state_dict(model, optimizer)
+    del state["state"]["gain"]
+    path = path_of(bench, ".pt")
+    torch.save({"model": model.state_dict(), "optimizer": state}, path)
+    ours, mine = new(unsharded, adamw)
+    fails(lambda: load(bench, ours, mine, path), "NOT_FOUND", "OPTIMIZER_STATE_MISSING", "the first is gain")
+    assert not mine.state and next(ours.parameters()).is_meta, "something was changed"
+    result = load(bench, ours, mine, path, strict=False)
+    assert result.optimizer.missing == ["gain"] and ours.gain not in mine.state
+    assert_same(ours, model, "after the load")
+
+
+def an_optimizer_of_other_groups_or_shapes_is_refused(bench):
+    model, optimizer = trained(unsharded, adamw)
+    path = saved_by_torch(bench, model, optimizer)
+    ours, mine = new(unsharded, two_groups)
+    error = fails(lambda: load(bench, ours, mine, path), "INVALID_ARGUMENT", "OPTIMIZER_MISMATCH", "param_names")
+    assert "groups of [11]" in error.message and "groups of [5, 6]" in error.message, error
+    # By names the groups may differ.
+    load(bench, ours, mine, path, param_names=[name for name, _ in model.named_parameters()])
+    assert torch.equal(mine.state[ours.up.weight]["exp_avg"], optimizer.state[model.up.weight]["exp_avg"])
+    path = path_of(bench, ".pt")
+    state = get_optimizer_state_dict(model, optimizer)
+    state["state"]["up.weight"]["exp_avg"] = torch.zeros(3, 8)
+    torch.save({"model": model.state_dict(), "optimizer": state}, path)
+    ours, mine = new(unsharded, adamw)
+    fails(lambda: load(bench, ours, mine, path), "INVALID_ARGUMENT", "OPTIMIZER_MISMATCH", "[3, 8]")
+    other = torch.optim.AdamW(Net().parameters())
+    fails(lambda: load(bench, ours, other, path), "FAILED_PRECONDITION", "OPTIMIZER_MISMATCH", "no parameter of")
+    fails(lambda: load(bench, ours, mine, path, mode="shared"), "INVALID_ARGUMENT", "INVALID_REQUEST", "read-only")
+
+
+def a_scheduler_gets_its_values(bench):
+    model, optimizer = trained(unsharded, momentum)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    for _ in range(3):
+        scheduler.step()
+    path = path_of(bench, ".pt")
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "lr_scheduler": scheduler.state_dict(),
+             "rng": torch.get_rng_state(), "epoch": 3}
+    torch.save(state, path)
+    ours, mine = new(unsharded, momentum)
+    resumed = torch.optim.lr_scheduler.StepLR(mine, 2, 0.5)
+    result = load(bench, ours, mine, path, extra={"lr_scheduler": resumed})
+    assert resumed.state_dict() == scheduler.state_dict()
+    assert mine.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == 0.025
+    assert torch.equal(result.extra["rng"], state["rng"]) and result.extra["epoch"] == 3
+    error = fails(lambda: load(bench, ours, mine, path, extra={"sampler": resumed}), "NOT_FOUND", "VALUE_NOT_FOUND",
+                  "epoch, lr_scheduler, rng")
+    assert error.facts["name"] == "sampler"
+
+
+def a_rank_that_fails_is_named_to_the_others(bench):
+    model, optimizer = trained(by_layer, adamw)
+    path = saved_by_dcp(bench, model, optimizer)
+    ours, mine = new(by_layer, adamw)
+    of_another = torch.optim.AdamW(Net().parameters()) if bench.rank == 1 else mine
+    error = fails(lambda: load(bench, ours, of_another, path), "FAILED_PRECONDITION", "OPTIMIZER_MISMATCH", "of the model")
+    assert bench.rank == 1 or "rank 1" in error.message, error
+    assert not mine.state
+    dist.barrier()
+    load(bench, ours, mine, path)
+    assert_same_states(mine, optimizer)
+    train(ours, mine, 1)
+    assert load(bench, ours, mine, path).optimizer.resident, "a trainer that begins anew attaches to what is there"
+    assert_same_states(mine, optimizer)
+
+
 def hsdp_from_dcp(bench):
     assert_goes_on(bench, hsdp, saved_by_dcp)
 
@@ -273,8 +385,10 @@ def fsdp2_over_tp_from_dcp(bench):
 
 
 CASES = {
-    1: [a_file_of_torch, a_file_with_names, a_folder_of_dcp],
+    1: [a_file_of_torch, a_file_with_names, a_folder_of_dcp, a_state_that_is_missing_is_named,
+        an_optimizer_of_other_groups_or_shapes_is_refused, a_scheduler_gets_its_values],
     2: [fsdp2_from_each_way_to_save, fsdp2_from_a_training_without_shards, a_whole_model_from_shards,
-        fsdp1_with_the_parameters_of_the_model, fsdp1_with_flat_parameters],
+        fsdp1_with_the_parameters_of_the_model, fsdp1_with_flat_parameters,
+        what_accelerate_saves, a_rank_that_fails_is_named_to_the_others],
     4: [hsdp_from_dcp, fsdp2_over_tp_from_dcp],
 }
