@@ -174,12 +174,11 @@ def trained(seed):
 
 
 def what_the_readme_saves_is_loaded_with_the_optimizer(bench):
-    """The example of saving by DCP: of a model with tied weights, which lie there once."""
+    """The example of saving by DCP: of a model with tied weights and integers."""
     text = (DOCS.parent / "README.md").read_text().split("## Saving so that ckptd can load it\n")[1]
     save, load = re.search(r"^```python\n(.*?)^```", text, flags=re.M | re.S).group(1).split("# The next time:\n")
-    folder = os.path.join(bench.folder, bench.case)
     saved, optimizer = trained(7)
-    names = {"path": f"{folder}/weights", "optimizer_path": f"{folder}/optimizer", "torch": torch, "ckptd": ckptd,
+    names = {"path": os.path.join(bench.folder, bench.case), "torch": torch, "ckptd": ckptd,
              "model": saved, "optimizer": optimizer}
     exec(save, names)  # our own text
     states = [optimizer.state_dict()]
@@ -193,5 +192,5 @@ def what_the_readme_saves_is_loaded_with_the_optimizer(bench):
 
 
 CASES = {2: [case(page, *pair) for page in PAGES for pair in pairs(page)]}
-assert len(CASES[2]) == 11, "examples have come or gone"
+assert len(CASES[2]) == 12, "examples have come or gone"
 CASES[2] += [types_are_what_the_pages_say, what_the_readme_saves_is_loaded_with_the_optimizer]

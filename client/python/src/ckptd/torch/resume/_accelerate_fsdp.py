@@ -99,7 +99,7 @@ def load_optimizer(model, optimizer, source, timeout: float, digest: bool, addre
     """The state of one optimizer from a source that holds nothing else. Raises ckptd.Error."""
     deadline = Deadline(timeout)
     with connected(address, client, deadline, rank_and_size()[0]) as own:
-        with _load_into._participation(source, False, deadline, address, own) as (_, participant):
+        with _load_into.participation(source, False, deadline, address, own) as (_, participant):
             found = own.inspect(source, timeout=deadline.for_call(), values=True)
             matched = _load_optimizers.match(model, [optimizer], found, None, strict=True)
             how = _load_into.LoadOptions("auto", None, digest, participant=participant, identity=found.identity)

@@ -82,7 +82,7 @@ def fill(
     how = _writable(how, targets, own, deadline)
     layout_of = functools.partial(_layout, targets)
     shard, result = _load_into.attach(own, source, targets, layout_of, how, deadline, clock)
-    with gc_paused(), _load_into._closed_if_refused(shard):
+    with gc_paused(), _load_into.closed_if_refused(shard):
         entries = iter(_place_tensors.prepare(targets, shard))
         how.participant.raise_failure()
         for each, states in zip(matched, wanted):

@@ -1,13 +1,11 @@
 """Finds out which states an optimizer makes for a parameter, without memory for them."""
 
-import collections
-import copy
 from typing import Any, Dict
 
 import torch
 
 from ..._errors import Unimplemented
-from ..compat import _torch_internals
+from ..compat import _optimizer_internals, _torch_internals
 from ._optimizer_match import Parameter
 
 # Ways to step that need tensors of a device.
@@ -41,13 +39,9 @@ class Probe:
         optimizer = self._optimizer
         like = _on_meta(param.tensor.detach()).requires_grad_()
         like.grad = _on_meta(param.tensor.detach())
-        twin = copy.copy(optimizer)
         options = {name: value for name, value in param.options.items() if name not in ("params", "param_names")}
         plain = {name: value for name, value in _PLAIN.items() if name in options}
-        twin.param_groups = [{**options, **plain, "params": [like]}]
-        twin.state = collections.defaultdict(dict)
-        twin._optimizer_step_pre_hooks = collections.OrderedDict()
-        twin._optimizer_step_post_hooks = collections.OrderedDict()
+        twin = _optimizer_internals.twin(optimizer, [{**options, **plain, "params": [like]}])
         try:
             type(optimizer).step(twin)
         except Exception as error:

@@ -87,7 +87,7 @@ def load_training_state(
     deadline = Deadline(timeout)
     where = _source.of_part(source, _OPTIMIZER) if optimizer_source is None else optimizer_source
     with connected(address, client, deadline, rank_and_size()[0]) as own:
-        with _load_into._participation(source, False, deadline, address, own):
+        with _load_into.participation(source, False, deadline, address, own):
             found = own.inspect(where, timeout=deadline.for_call(), values=True)
             match = functools.partial(_load_optimizers.match, model, optimizers, found, param_names, strict)
             match()
@@ -96,7 +96,7 @@ def load_training_state(
         filled = _load_into.load_into(
             model, source, strict=strict, mode=mode, digest=digest, client=own, timeout=deadline.for_call(), **for_model
         )
-        with _load_into._participation(where, False, deadline, address, own) as (_, participant):
+        with _load_into.participation(where, False, deadline, address, own) as (_, participant):
             how = _load_into.LoadOptions(mode, None, digest, participant=participant, identity=found.identity)
             result = _load_optimizers.fill(own, where, found, match(), how, deadline)
     for taker, value in takers:
