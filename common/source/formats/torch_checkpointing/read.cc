@@ -263,7 +263,7 @@ absl::StatusOr<OpenedCheckpoint> ItemReader::Read() {
   bool own_names = own_names_;
   std::optional<ranks::Merger> merger;
   for (const auto& [rank, layout] : found_.files) {
-    const auto prefix = [&] {
+    const auto prefix = [&, rank = rank] {
       return own_names ? Below(reading_.prefix, fmt::format("rank_{}", rank)) : reading_.prefix;
     };
     CKPTD_ASSIGN_OR_RETURN(RankState state, ReadFile(layout, prefix()));

@@ -301,10 +301,10 @@ TEST_F(DcpFormatTest, PutsFlatRunsBackIntoTheirTensors) {
   writer_.more_fields.emplace_back(
       "mcore_data",
       Dict({{Text("model.flat"), Dict({{Text("nd_reformulated_orig_global_shape"),
-                                        pickles::Ints({2, 2})}})}}));
+                                        pickles::Ints({2, 4})}})}}));
   ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint opened, Read());
-  EXPECT_THAT(opened.index.Find("flat")->shape, ElementsAre(2, 2));
-  EXPECT_EQ(BytesOf(opened.index, "flat"), "abcd");
+  EXPECT_THAT(opened.index.Find("flat")->shape, ElementsAre(2, 4));
+  EXPECT_EQ(BytesOf(opened.index, "flat"), "abcdefgh");
 }
 
 TEST_F(DcpFormatTest, MeansNothingElseAsLongAsItsMetadataIsThere) {
