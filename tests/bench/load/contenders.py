@@ -145,6 +145,16 @@ def dcp_resharded(job):
     _dcp(job, FileSystemReader(job.saved_elsewhere))
 
 
+def ckptd_dcp(what):
+    """dcp.load as above, by the daemons' reader."""
+    def load(job):
+        import ckptd.torch
+
+        _dcp(job, ckptd.torch.StorageReader(getattr(job, what), timeout=120))
+
+    return load
+
+
 def dcp_hugging_face(job):
     from torch.distributed.checkpoint import HuggingFaceStorageReader
 
@@ -242,6 +252,8 @@ def save_for_dcp(job):
 SAVE, SAFETENSORS = "save for dcp.load", "ckptd, digests off"
 # The same load from other formats, without digests, too.
 SOURCES = ("ckptd, torch zip", "ckptd, DCP of as many ranks", "ckptd, DCP of another number of ranks")
+# dcp.load by another reader.
+READERS = ("ckptd StorageReader, same layout", "ckptd StorageReader, resharded")
 CONTENDERS = {
     SAVE: save_for_dcp,
     SAFETENSORS: ckptd_no_digests,
@@ -255,6 +267,7 @@ CONTENDERS = {
     "ckptd set_model_state_dict, in memory": of_memory(ckptd_set_model_state_dict),
     "ckptd DistModule": of_path(ckptd_dist_module),
     "ckptd load_checkpoint_in_model": of_path(ckptd_in_model),
+    **dict(zip(READERS, map(ckptd_dcp, ("saved", "saved_elsewhere")))),
     **dict(zip(SOURCES, map(ckptd_from, ("pickled", "saved", "saved_elsewhere")))),
     "accelerate fsdp2_load_full_state_dict": of_file(accelerate),
     "accelerate, state dict in memory": of_memory(accelerate),
@@ -269,6 +282,7 @@ CONTENDERS = {
 }
 # Checkpoints that are read in place of the source.
 READS = {"dcp.load, same layout": "saved", "dcp.load, resharded": "saved_elsewhere",
+         **dict(zip(READERS, ("saved", "saved_elsewhere"))),
          **dict(zip(SOURCES, ("pickled", "saved", "saved_elsewhere")))}
 # What is done before the clock starts.
 PREPARE = {name: state_in_memory for name in CONTENDERS if "in memory" in name}
