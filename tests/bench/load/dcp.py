@@ -2,7 +2,8 @@
 
     tests/bench/run dcp --bytes 400MB --ranks 2 --rounds 3
 
-The same number of ranks saved the checkpoint, or another one. Files are cached; the daemons hold nothing of them.
+Into memory that the model has already. The same number of ranks saved the checkpoint, or another one. Files are
+cached, and the daemons hold nothing of them.
 """
 
 import argparse
