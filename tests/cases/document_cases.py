@@ -8,7 +8,7 @@ import tempfile
 
 import ckptd
 import ckptd.torch
-import dcp_cases
+import dcp_bench
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -78,7 +78,7 @@ def save_training(folder, mesh):
 def assert_optimizers_equal(mine, theirs):
     """Those that the examples made, if they did."""
     states = [optimizer.state_dict() if optimizer else {} for optimizer in (mine, theirs)]
-    assert not dcp_cases.differences(*states), dcp_cases.differences(*states)[:3]
+    assert not dcp_bench.differences(*states), dcp_bench.differences(*states)[:3]
 
 
 def run(bench, code, folder):
