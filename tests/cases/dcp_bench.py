@@ -7,9 +7,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from fsdp_bench import Net, local, numbers, train
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -29,6 +30,8 @@ def differences(mine, theirs, at="state"):
     if isinstance(mine, (list, tuple)):
         size = [] if len(mine) == len(theirs) else [f"{at}: {len(mine)} and {len(theirs)}"]
         return size + [d for i, pair in enumerate(zip(mine, theirs)) for d in differences(*pair, f"{at}.{i}")]
+    if isinstance(mine, ShardedTensor):
+        return differences(*([shard.tensor for shard in one.local_shards()] for one in (mine, theirs)), at)
     if isinstance(mine, torch.Tensor):
         a, b = local(mine).detach(), local(theirs).detach()
         same = (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device) and (
@@ -93,6 +96,10 @@ def fsdp(model):
 
 def hsdp(model):
     return fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+
+
+def fsdp1(model):
+    return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
 
 
 def tensor_parallel(model):

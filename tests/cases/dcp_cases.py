@@ -24,6 +24,7 @@ from dcp_bench import (
     filled,
     folder_of,
     fsdp,
+    fsdp1,
     hsdp,
     plain,
     reader,
@@ -58,6 +59,12 @@ def each_mesh_to_each(bench):
         for other in wraps:
             mine = compare(bench, path, lambda: copy.deepcopy(fresh[other]))
             assert mine["step"] == 0
+
+
+def sharded_tensors_of_fsdp1(bench):
+    mine = compare(bench, saved(bench, state_of(fsdp1, 0)), lambda: state_of(fsdp1, 1))
+    assert type(mine["model"]["up.weight"]).__name__ == "ShardedTensor"
+    compare(bench, saved(bench, state_of(fsdp, 0)), lambda: {"model": state_of(fsdp1, 1)["model"]})
 
 
 def flattened_optimizer_states(bench):
@@ -250,6 +257,21 @@ def some_of_the_ranks(bench):
             assert newest.source.startswith(path), newest
             assert newest.slab_bytes < 0.6 * 4 * (110 * 80 + 60 * 90), newest
         dist.barrier()
+
+
+def ranks_that_read_nothing(bench):
+    path = saved(bench, {"w": torch.randn(110, 80), "n": 3})
+    mesh = DeviceMesh("cpu", [1, 3])
+
+    def make():
+        return {"w": distribute_tensor(torch.zeros(110, 80), mesh, [Shard(0)], src_data_rank=None)}
+
+    expected, mine = make(), make()
+    for state, read in ((expected, dcp.FileSystemReader(path)), (mine, reader(bench, path))):
+        dcp.load(state, storage_reader=read)
+    assert_same(mine, expected)
+    assert bench.rank in (0, 2) or mine["w"].to_local().any()
+    dcp.load({}, storage_reader=reader(bench, path))
 
 
 def two_ranks_save_and_three_and_one_load(bench):
@@ -454,9 +476,9 @@ def a_part_by_its_name(bench):
 
 
 CASES = {WORLD: [
-    each_mesh_to_each, flattened_optimizer_states, training_goes_on_alike, full_states_from_rank_0,
+    each_mesh_to_each, sharded_tensors_of_fsdp1, flattened_optimizer_states, training_goes_on_alike, full_states_from_rank_0,
     only_the_needed_bytes_are_loaded_and_once, nested_values, other_types_are_cast_as_torch_does, stateful_objects,
-    state_dicts_from_nothing, planners_of_others, each_rank_for_itself, some_of_the_ranks,
+    state_dicts_from_nothing, planners_of_others, each_rank_for_itself, some_of_the_ranks, ranks_that_read_nothing,
     two_ranks_save_and_three_and_one_load, from_a_thread, one_reader_many_times, parts_of_a_state,
     missing_keys_and_wrong_shapes_are_torch_s_errors, folders_that_are_not_whole,
     a_pickle_that_runs_something_is_refused, a_planner_that_fails_on_one_rank, a_planner_that_gives_too_little,

@@ -66,9 +66,9 @@ def test_a_shard_of_another_shape_is_refused():
 
 def given_by(layout, name, rank, tensor):
     """What a rank gets of a tensor by rules; None: nothing."""
-    for rule in layout["rules"]:
+    for rule in [*layout["rules"], {"match": [name], **layout["default"]}]:
         if name in rule["match"]:
-            if rank not in rule["only_ranks"]:
+            if rank not in rule.get("only_ranks", ()):
                 return None
             if "mesh" not in rule:
                 return tensor
@@ -121,9 +121,17 @@ def test_rules_give_each_rank_its_boxes_or_more_and_others_nothing():
 
 
 def test_boxes_that_are_no_chunks_are_loaded_whole():
-    found = source({"w": (10,)})
+    found = source({"w": (10,), "x": (2,), "y": (2,)})
     assert _layouts.rules({1: {"w": (((3,), (4,)),)}}, found, 4) == {
         "world_size": 4, "rules": [{"match": ["w"], "only_ranks": (1,)}], "default": {"drop": True}}
+
+
+def test_what_most_tensors_get_is_not_spelled_out():
+    found = source({f"t{i}": (4,) for i in range(9)})
+    want = {name: (((0,), (4,)),) for name in found.tensors}
+    assert _layouts.rules({2: want}, found, 4) == {"world_size": 4, "rules": [], "default": {"only_ranks": (2,)}}
+    del want["t3"]
+    assert _layouts.rules({2: want}, found, 4)["rules"] == [{"match": ["t3"], "drop": True}]
 
 
 def test_the_layout_of_a_rank_has_each_sharding_once():

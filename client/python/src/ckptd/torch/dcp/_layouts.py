@@ -38,7 +38,7 @@ def rules(wants: Dict[int, Wanted], found: Source, world_size: int) -> Dict[str,
     """Rules that give each of some ranks what it wants, and others nothing."""
     meshes: Dict[_Mesh, str] = {}
     matches: Dict[Tuple[str, Tuple[int, ...]], List[str]] = {}
-    for name in sorted(set().union(*wants.values())):
+    for name in sorted(found.tensors):
         boxes = {rank: want[name] for rank, want in sorted(wants.items()) if name in want}
         mesh = _mesh_for(found.tensors[name].shape, boxes, world_size)
         if mesh is not None and (mesh in meshes or len(meshes) < _MOST_MESHES):
@@ -47,21 +47,31 @@ def rules(wants: Dict[int, Wanted], found: Source, world_size: int) -> Dict[str,
             number = ""
         matches.setdefault((number, tuple(boxes)), []).append(name)
     by_number = {number: mesh for mesh, number in meshes.items()}
-    made = []
-    for (number, ranks), names in matches.items():
-        sharded = {"mesh": number, "placements": by_number[number].placements} if number else {}
-        made.append({"match": names, "only_ranks": ranks, **sharded})
-    layout: Dict[str, object] = {"world_size": world_size, "rules": made, "default": {"drop": True}}
+    # The daemon tries every pattern for every name, so what most names get is not spelled out.
+    usual = max(matches, key=lambda key: len(matches[key]))
+    made = {key: _rule(*key, by_number) for key in matches}
+    layout: Dict[str, object] = {
+        "world_size": world_size,
+        "rules": [{"match": matches[key], **rule} for key, rule in made.items() if key != usual],
+        "default": made[usual],
+    }
     if meshes:
         layout["meshes"] = {n: {"shape": m.shape, "ranks": m.ranks} for m, n in meshes.items()}
     return layout
+
+
+def _rule(number: str, ranks: Tuple[int, ...], meshes: Dict[str, _Mesh]) -> Dict[str, object]:
+    if not ranks:
+        return {"drop": True}
+    sharded = {"mesh": number, "placements": meshes[number].placements} if number else {}
+    return {"only_ranks": ranks, **sharded}
 
 
 def _mesh_for(
     shape: Sequence[int], boxes: Dict[int, Tuple[Box, ...]], world_size: int
 ) -> Optional[_Mesh]:
     """A mesh in which each of these ranks has its box; None: whole tensors, or there is none."""
-    if any(len(of_rank) > 1 for of_rank in boxes.values()):
+    if not boxes or any(len(of_rank) > 1 for of_rank in boxes.values()):
         return None
     single = {rank: of_rank[0] for rank, of_rank in boxes.items()}
     cut = [d for d, n in enumerate(shape) if any(ext[d] != n for _, ext in single.values())]
