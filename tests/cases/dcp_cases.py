@@ -62,9 +62,11 @@ def each_mesh_to_each(bench):
 
 
 def sharded_tensors_of_fsdp1(bench):
-    mine = compare(bench, saved(bench, state_of(fsdp1, 0)), lambda: state_of(fsdp1, 1))
-    assert type(mine["model"]["up.weight"]).__name__ == "ShardedTensor"
-    compare(bench, saved(bench, state_of(fsdp, 0)), lambda: {"model": state_of(fsdp1, 1)["model"]})
+    # Torch's own reader does not find the nested states of FSDP1 that it saved.
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    for wrap in (fsdp1, fsdp):
+        mine = compare(bench, saved(bench, state_of(wrap, 0, flat)), lambda: state_of(fsdp1, 1, flat))
+        assert type(mine["model"]["up.weight"]).__name__ == "ShardedTensor"
 
 
 def flattened_optimizer_states(bench):
