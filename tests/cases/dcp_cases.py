@@ -441,7 +441,13 @@ def written(bench, name, write):
 def other_formats(bench):
     state = {name: tensor for name, tensor in numbers(Net()).items()}
     mesh = init_device_mesh("cpu", (WORLD,))
+    def trainer(folder):
+        folder.mkdir(exist_ok=True)
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+        torch.save({"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"params": [0]}]}, folder / "optimizer.pt")
+
     files = [
+        written(bench, "", trainer),
         written(bench, "model.safetensors", lambda path: save_file(state, path, metadata={"format": "pt"})),
         written(bench, "model.bin", lambda path: torch.save(state, path)),
         written(bench, "all.pt", lambda path: torch.save({"model": {"up": state}, "step": 3}, path)),

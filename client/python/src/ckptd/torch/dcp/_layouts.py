@@ -5,6 +5,7 @@ ranks their tensors without the others, but know no boxes. A box that is a chunk
 some dimensions is stated as the part of one rank in a mesh; of others the whole tensor is loaded.
 """
 
+import functools
 import itertools
 import math
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -75,7 +76,8 @@ def _mesh_for(
         return None
     single = {rank: of_rank[0] for rank, of_rank in boxes.items()}
     cut = [d for d, n in enumerate(shape) if any(ext[d] != n for _, ext in single.values())]
-    counts = [_chunk_count([(o[d], e[d]) for o, e in single.values()], shape[d], world_size) for d in cut]
+    spans = [tuple((offsets[d], extents[d]) for offsets, extents in single.values()) for d in cut]
+    counts = [_chunk_count(of_dim, shape[d], world_size) for d, of_dim in zip(cut, spans)]
     if not cut or 0 in counts:
         return None
     cells: Dict[Tuple[int, ...], List[int]] = {}
@@ -93,7 +95,8 @@ def _mesh_for(
     return _Mesh((copies, *counts), tuple(ranks), placements)
 
 
-def _chunk_count(spans: List[Tuple[int, int]], size: int, most: int) -> int:
+@functools.lru_cache(maxsize=1024)  # layers are alike
+def _chunk_count(spans: Tuple[Tuple[int, int], ...], size: int, most: int) -> int:
     """In how many chunks, at most `most`, torch.chunk cuts `size` so that each (begin, length) is one; 0: none."""
     for count in range(2, most + 1):
         step = -(-size // count)

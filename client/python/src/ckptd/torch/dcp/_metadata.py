@@ -26,19 +26,24 @@ from ..load import _memory
 
 # Among the values of a DCP folder: a key's path in the nested state dict, as JSON.
 _PATHS = ".metadata.planner_data."
+# The format of a folder whose parts are checkpoints of their own.
+_SIDE_BY_SIDE = "parts"
 
 
 def inspect(client: Client, source: Path, deadline: Deadline) -> Tuple[Source, str]:
     """(contents of `source` under its own keys, the text by which these keys are loaded).
 
-    A source that names no part counts whole: parts have shorter names. Raises ckptd.Error.
+    Where it names no part, all keys of a file or of a DCP folder count, because parts have shorter
+    names; of other folders the model. Raises ckptd.Error.
     """
     text = source_text(source)
     if split_part(path_of(text))[1]:
         return client.inspect(source, deadline.for_call(), values=True), text
     whole = of_part(source, "all")
     try:
-        return client.inspect(whole, deadline.for_call(), values=True), source_text(whole)
+        found = client.inspect(whole, deadline.for_call(), values=True)
+        if found.format != _SIDE_BY_SIDE:
+            return found, source_text(whole)
     except InvalidArgument as error:
         if error.reason != "SOURCE_INVALID":
             raise
@@ -46,6 +51,7 @@ def inspect(client: Client, source: Path, deadline: Deadline) -> Tuple[Source, s
         if found.format == "dcp":
             raise
         return found, text  # of a format without parts
+    return client.inspect(source, deadline.for_call()), text
 
 
 def stored_name(found: Source, key: str) -> str:

@@ -3,9 +3,10 @@
 import contextlib
 import dataclasses
 import io
+import math
 import os
 import uuid
-from typing import Any, Iterator, List, Optional, Tuple, Union
+from typing import Any, Iterator, List, Optional, Tuple
 
 import torch
 from torch.distributed import checkpoint as dcp
@@ -13,18 +14,18 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from ... import _participant, _source
+from ... import _participant
 from ..._client import Client
 from ..._errors import Error, InvalidArgument
 from ..._rpc import Deadline
 from ..._shard import Shard
+from ..._source import Path, check_path, of_part
 from ..._types import Source
 from .._daemon import connected, rank_and_size
 from ..load import _file_tensor, _memory
 from . import _boxes, _layouts, _metadata
 
 _OURS = "ckptd"  # what marks the storage_data of a plan as this module's
-Path = Union[str, bytes, os.PathLike]
 
 
 class StorageReader(dcp.StorageReader):
@@ -38,9 +39,9 @@ class StorageReader(dcp.StorageReader):
     no_dist=True, and in a process group of some of the ranks, these ranks load without the others.
 
     source: a folder of DCP, or any other checkpoint that the daemons read, such as safetensors
-    or a file of torch: then its tensors by name. Of a folder with several parts "#model" behind the
-    path, or part="model", takes one, by names without its prefix; else every key is as dcp.save
-    stored it.
+    or a file of torch: then its tensors by name. Keys are those of dcp.save, or of the file; of
+    other folders with several parts those of the model. "#model" behind the path, or part="model",
+    takes one part, by names without its prefix.
     timeout: seconds for reading the names, and again for everything in read_data, including waits
     for other ranks and for memory in use.
     address, client: the daemon, as for ckptd.connect.
@@ -65,7 +66,7 @@ class StorageReader(dcp.StorageReader):
         part: Optional[str] = None,
     ) -> None:
         super().__init__()
-        _source.check_path("reading a checkpoint for torch.distributed.checkpoint", source)
+        check_path("reading a checkpoint for torch.distributed.checkpoint", source)
         self._source, self._part = source, part
         self._timeout, self._address, self._client = timeout, address, client
         self._contents: Optional[Tuple[Source, str]] = None  # and the text to load it by
@@ -101,22 +102,22 @@ class StorageReader(dcp.StorageReader):
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """The plan, with this rank's number in the job."""
-        return dataclasses.replace(plan, storage_data=(_OURS, rank_and_size()[0]))
+        return _with_words(plan, rank_and_size()[0])
 
     def prepare_global_plan(self, plans: List[LoadPlan]) -> List[LoadPlan]:
-        """The plans, with what their ranks load together: None by rank, else rules, which may be empty."""
+        """The plans, with the rules by which their ranks load together; None: all ranks of the job do."""
         world_size = rank_and_size()[1]
         if not all(map(_said, plans)):
             return plans  # a planner took the numbers away: each rank loads for itself
         ranks = [_said(plan)[1] for plan in plans]
         found = self._read_contents()[0]
+        if not any(_boxes.wanted(plan.items, found) for plan in plans):
+            return [_with_words(plan, {}, {}) for plan in plans]
+        if set(ranks) == set(range(world_size)):
+            return [_with_words(plan, None, None) for plan in plans]
         wants = {rank: _boxes.wanted(plan.items, found) for rank, plan in zip(ranks, plans)}
-        together: Any = {}
-        if any(wants.values()):
-            everybody = set(wants) == set(range(world_size))
-            together = None if everybody else _layouts.rules(wants, found, world_size)
-        said = ((_OURS, together, together and wants[rank]) for rank in ranks)
-        return [dataclasses.replace(plan, storage_data=data) for plan, data in zip(plans, said)]
+        together = _layouts.rules(wants, found, world_size)
+        return [_with_words(plan, together, wants[rank]) for rank, plan in zip(ranks, plans)]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
         """Loads what the plan's items read, and gives it to the planner. Complete when it returns."""
@@ -130,7 +131,7 @@ class StorageReader(dcp.StorageReader):
 
     def _read_contents(self) -> Tuple[Source, str]:
         if self._contents is None:
-            deadline, source = Deadline(self._timeout), _source.of_part(self._source, self._part)
+            deadline, source = Deadline(self._timeout), of_part(self._source, self._part)
             with connected(self._address, self._client, deadline, rank_and_size()[0]) as own:
                 self._contents = _metadata.inspect(own, source, deadline)
         return self._contents
@@ -176,8 +177,13 @@ class StorageReader(dcp.StorageReader):
         return said[1] if agreed else _layouts.rules({rank: want}, found, world_size)
 
 
+def _with_words(plan: LoadPlan, *words: Any) -> LoadPlan:
+    """The plan with words for _said on another rank."""
+    return dataclasses.replace(plan, storage_data=(_OURS, *words))
+
+
 def _said(plan: LoadPlan) -> tuple:
-    """What this module noted in a plan; () if that is gone."""
+    """(_OURS, words) of _with_words; () if a planner has dropped them."""
     said = plan.storage_data
     return said if isinstance(said, tuple) and said[:1] == (_OURS,) else ()
 
@@ -194,7 +200,7 @@ def _fill(
     for item in items:
         box = _boxes.box_of(item, found)
         row = rows.get(_metadata.stored_name(found, item.storage_index.fqn))
-        value = _boxes.part(*row, box) if row else None
+        value = _boxes.part(*row, box) if row and math.prod(box[1]) else None
         if item.type == LoadItemType.BYTE_IO:
             planner.load_bytes(item, io.BytesIO(b"" if value is None else bytes(value.cpu().numpy())))
             continue
