@@ -109,7 +109,7 @@ def test_what_is_nobody_else_s_is_not(text):
     assert list(private_names(text)) == []
 
 
-ROOMS = ("compat", "agree", "load", "spread")
+ROOMS = ("compat", "agree", "load", "spread", "dcp")
 
 
 def rooms_above(path):

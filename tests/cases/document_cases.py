@@ -8,6 +8,7 @@ import tempfile
 
 import ckptd
 import ckptd.torch
+import dcp_bench
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -21,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "client/python/docs"
-PAGES = ("fsdp2.md", "accelerate.md", "big-models.md", "resume.md")
+PAGES = ("fsdp2.md", "accelerate.md", "big-models.md", "dcp.md", "resume.md")
 
 
 class Model(nn.Module):
@@ -60,6 +61,26 @@ def daemon_of(bench):
         del os.environ["CKPTD_ADDRESS"]
 
 
+def save_training(folder, mesh):
+    """A training's state by dcp.save, the same for all examples."""
+    model = Model()
+    model.load_state_dict(numbers(model))
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.125)
+    model(torch.arange(6)).square().mean().backward()
+    optimizer.step()
+    state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+    dcp.save({**state, "step": 5}, checkpoint_id=folder)
+
+
+def assert_optimizers_equal(mine, theirs):
+    """Those that the examples made, if they did."""
+    states = [optimizer.state_dict() if optimizer else {} for optimizer in (mine, theirs)]
+    assert not dcp_bench.differences(*states), dcp_bench.differences(*states)[:3]
+
+
 def run(bench, code, folder):
     """The names of an example after its end: "model" that it made, or filled. A sharded one on meta is there."""
     mesh = init_device_mesh("cpu", (bench.world,))
@@ -70,22 +91,11 @@ def run(bench, code, folder):
     accelerator = OnTheHost(bench.rank, auto_wrap_policy="no_wrap")
     names = {"Model": Model, "model": model, "mesh": mesh, "torch": torch, "accelerator": accelerator,
              "path": os.path.join(folder, "model.safetensors"), "file": os.path.join(folder, "model.safetensors"),
-             "folder": tempfile.mkdtemp(dir=folder), "checkpoint": os.path.join(folder, "checkpoint")}
+             "safetensors_folder": folder, "checkpoint": os.path.join(folder, "checkpoint"),
+             "folder": tempfile.mkdtemp(dir=folder)}
     with daemon_of(bench):
         exec(code, names)  # our own text
     return names
-
-
-def save_training(bench, folder):
-    """What a training saves that was stopped: "checkpoint"."""
-    torch.manual_seed(5)
-    model = Model()
-    fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    model(torch.arange(6)).square().mean().backward()
-    optimizer.step()
-    weights, states = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": states, "step": 9}, checkpoint_id=os.path.join(folder, "checkpoint"))
 
 
 def case(page, title, before, after):
@@ -95,10 +105,11 @@ def case(page, title, before, after):
             os.makedirs(folder, exist_ok=True)
             save_file(numbers(Model()), os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
         dist.barrier()
-        if "checkpoint" in before:
-            save_training(bench, folder)
+        if "checkpoint)" in after:
+            save_training(os.path.join(folder, "checkpoint"), init_device_mesh("cpu", (bench.world,)))
         of_theirs, of_mine = run(bench, before, folder), run(bench, after, folder)
         theirs, mine = of_theirs["model"], of_mine["model"]
+        assert_optimizers_equal(of_mine.get("optimizer"), of_theirs.get("optimizer"))
         assert not any(p.is_meta for p in mine.parameters())
         assert of_mine.get("step") == of_theirs.get("step")
         assert_equal(mine, theirs, f"{page}, {title}")
@@ -192,5 +203,5 @@ def what_the_readme_saves_is_loaded_with_the_optimizer(bench):
 
 
 CASES = {2: [case(page, *pair) for page in PAGES for pair in pairs(page)]}
-assert len(CASES[2]) == 12, "examples have come or gone"
+assert len(CASES[2]) == 14, "examples have come or gone"
 CASES[2] += [types_are_what_the_pages_say, what_the_readme_saves_is_loaded_with_the_optimizer]

@@ -9,6 +9,7 @@ result = ckptd.torch.load_into(model, "/models/llama")
 
 The loading functions that FSDP2 and accelerate users call are here under their own
 names, fed by the daemons: see docs/fsdp2.md and docs/accelerate.md of this package.
+StorageReader is for torch.distributed.checkpoint: see docs/dcp.md.
 Those for big models come from ckptd.accelerate, which is imported at their first use.
 """
 
@@ -40,7 +41,8 @@ for _kind in (DistModule, LazyStateDict, LoadResult, TrainingState):
 # first call are done here, instead of in the middle of a start.
 _rpc.warm_up()
 
-# Names of ckptd.accelerate, which needs this package.
+# StorageReader is not here before its first use, because torch.distributed.checkpoint takes long to
+# import. These are names of ckptd.accelerate, which needs this package.
 _LATER = (
     "compute_module_sizes",
     "disable_fsdp_ram_efficient_loading",
@@ -60,6 +62,7 @@ __all__ = [
     "DistModule",
     "LazyStateDict",
     "LoadResult",
+    "StorageReader",
     "TrainingState",
     "apply_fsdp2",
     "broadcast_and_shard_state_dict",
@@ -103,9 +106,14 @@ if TYPE_CHECKING:
         set_module_tensor_to_device,
         shard_checkpoint,
     )
+    from .dcp._storage_reader import StorageReader
 
 
 def __getattr__(name: str) -> Any:
+    if name == "StorageReader":
+        from .dcp._storage_reader import StorageReader
+
+        return StorageReader
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .. import accelerate
