@@ -13,9 +13,11 @@ from ._optimizer import (
     make_sharded_optimizer_tensor,
     optim_state_to_sharding_state,
 )
+from ._strategy import LoadStrategy
 
 __all__ = [
     "KEEP_VARS_HINT",
+    "LoadStrategy",
     "get_optim_param_to_id_map",
     "get_param_id_to_sharded_param_map",
     "logger",

@@ -118,8 +118,7 @@ def optim_state_to_sharding_state(
                 continue
             if number not in id_to_sharded_param_map:
                 raise ValueError(
-                    f"Param id {number} of the optimizer does not match any sharded parameter of the "
-                    f"model.{KEEP_VARS_HINT}"
+                    f"Param id {number} does not match any sharded parameter of the model.{KEEP_VARS_HINT}"
                 )
             param = id_to_sharded_param_map[number]
             made[name] = make_sharded_optimizer_tensor(param, tensor, f"optimizer.state.{name}")
