@@ -14,6 +14,7 @@ import megatron_bench as mb
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ckptd.megatron import _objects
 from megatron_objects import PLAIN
 from spread_bench import fails, storage_bytes_of
 
@@ -73,7 +74,7 @@ def with_objects(bench, tensors, objects):
 def of_folder(bench, folder):
     truth = truth_of(folder)
     for name, facts in mb.expected(folder).items():
-        assert mb.digest(truth.tensors[name]) == facts["sha256"], name  # the files are what they should be
+        assert mb.digest(truth.stored[name]) == facts["sha256"], name  # the files are what they should be
     for number, at in enumerate(mb.sizes(bench.rank, bench.world)):
         state, right = mb.model_of(PLAIN, truth, at, filled=number % 2 == 0)
         held = {key: [one.data for one in entry] for key, entry in state.items() if isinstance(entry, list)}
@@ -227,13 +228,33 @@ def a_rank_may_ask_for_nothing(bench):
     assert found == {} if bench.rank else torch.equal(found["w"], whole[2:5])
 
 
+def a_rank_that_asks_for_the_same_as_before_takes_part_in_another_load(bench):
+    """Its daemon has that shard already, but the others' have not."""
+    whole = torch.arange(8.0)
+    folder = written(bench, {"w": whole, "v": whole + 1})
+    for round in range(3):
+        key = "w" if bench.rank else "wvw"[round]
+        found = strategy(bench).load({"x": mb.sharded(PLAIN, key, whole, (0, (0,), (8,)))}, folder)
+        assert torch.equal(found["x"], whole if key == "w" else whole + 1)
+
+
+def ranks_that_ask_for_the_same_as_before_attach_to_what_the_daemons_have(bench):
+    whole = torch.arange(8.0)
+    folder = written(bench, {"w": whole})
+    for round in range(3):
+        found = strategy(bench).load({"w": mb.sharded(PLAIN, "w", whole, (0, (bench.rank,), (2,)))}, folder)
+        assert torch.equal(found["w"], whole[bench.rank : bench.rank + 2])
+    with ckptd.connect(bench.address) as client:
+        assert len([one for one in client.list() if one.source.startswith(folder)]) == 1
+
+
 def daemons_read_what_all_ranks_ask_for_once(bench):
     whole = torch.arange(2.0**18).reshape(-1, 64)
     folder = written(bench, {"w": whole, "other": whole + 1})
     state = {"w": mb.sharded(PLAIN, "w", whole, (0, (0, 0), tuple(whole.shape)), torch.zeros_like(whole))}
     assert torch.equal(strategy(bench).load(state, folder)["w"], whole)
     dist.barrier()
-    read = storage_bytes_of(bench, folder)
+    read = storage_bytes_of(bench, f"{folder}#all")
     assert whole.nbytes <= read < 1.1 * whole.nbytes, f"{read} bytes were read for {whole.nbytes}"
 
 
@@ -309,7 +330,7 @@ def only_first_fails(bench, kind, *parts):
 def what_one_rank_cannot_load_fails_on_all_with_its_reason(bench):
     whole = torch.arange(8.0)
     folder = with_objects(bench, {"w": whole, "v.w": whole}, {object_key("o"): 1})
-    kind = ckptd.megatron.LoadStrategy.load.__globals__["_objects"].CheckpointingException
+    kind = _objects.CheckpointingException
     for wrong, kind, *parts in (
         (mb.sharded(PLAIN, "u.w", whole, (0, (0,), (8,))), kind, "no 'u.w'", "'v.w'", "strict="),
         (object_of("p"), kind, "no 'p/shard_0_1'"),
@@ -365,6 +386,8 @@ EVERYWHERE = [
     flattened_ranges_are_runs_of_the_local_tensors, flat_runs_without_their_shape_are_loaded_at_the_sizes_of_the_save,
     a_run_may_be_empty_or_begin_and_end_within_a_row, vocabularies_of_other_sizes_overlap_and_the_rest_is_zero,
     a_folder_of_fsdp_dtensor_is_loaded_by_its_keys, a_rank_may_ask_for_nothing,
+    a_rank_that_asks_for_the_same_as_before_takes_part_in_another_load,
+    ranks_that_ask_for_the_same_as_before_attach_to_what_the_daemons_have,
     what_one_rank_cannot_load_fails_on_all_with_its_reason, daemons_read_what_all_ranks_ask_for_once,
 ]
 ON_TWO = [

@@ -5,7 +5,7 @@ import functools
 import json
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Sequence, Union
+from typing import Any, Dict, Optional, Sequence, Union
 
 import torch
 
@@ -84,10 +84,11 @@ class LoadStrategy:
                 said = group.announcement(functools.partial(_announcement, own, source, deadline))
                 identity, contents = json.loads(said)
                 request = Request(sharded_state_dict, {n: Stored(d, tuple(s), o) for n, (d, s, o) in contents.items()})
-                group.vote(1)
+                layout = request.layout(*_daemon.rank_and_size())
+                of_all = group.vote(1, repr(layout))
                 group.forget_announcement()
-                look = functools.partial(group.check_others, 2)
-                shard = _attach(own, source, request, identity, deadline, look)
+                options = {"layout": layout, "progress": lambda _: group.check_others(2)}
+                shard = _attach(own, source, request, deadline, identity, of_all, options)
                 with shard or contextlib.nullcontext():
                     made = request.values(shard, self._read)
                 group.vote(2)
@@ -192,13 +193,23 @@ def _announcement(own: _client.Client, source: str, deadline: Deadline) -> str:
 
 
 def _attach(
-    own: _client.Client, source: str, request: Request, identity: str, deadline: Deadline, look: Callable[[], None]
+    own: _client.Client,
+    source: str,
+    request: Request,
+    deadline: Deadline,
+    identity: str,
+    of_all: str,
+    options: Dict[str, Any],
 ) -> Optional[Shard]:
-    """Has the daemons load what all ranks ask for. This rank's shard; None if it asks for nothing."""
+    """Has the daemons load what all ranks ask for. This rank's shard; None if it asks for nothing.
+
+    of_all: a digest of what all ranks ask for. It makes the load another one for a rank that asks for
+    the same as before: its daemon would take the shard that it has, and others would wait for it.
+    """
     is_kept = request.keeps_memory and own.device(deadline.for_call()) is None
     mode, left = "private" if is_kept else "shared", deadline.for_call()
-    layout = request.layout(*_daemon.rank_and_size())
-    options: Dict[str, Any] = {"mode": mode, "digest": False, "progress": lambda _: look()}
-    loaded = own.load(source, layout=layout, timeout=left, wait_memory=left, **options)
+    # Of no tensor's name, as no key begins so. What it names is part of a load's identity.
+    options = {**options, "keep_fp32": [f"#{of_all}"], "digest": False}
+    loaded = own.load(source, mode=mode, timeout=left, wait_memory=left, **options)
     _file_tensor.check_unchanged(loaded, source, identity)
     return None if request.is_empty else own.acquire(loaded, mode, timeout=deadline.for_call())

@@ -8,34 +8,65 @@ import argparse
 import collections
 import io
 import pathlib
+import re
 import signal
 import types
 from typing import Any, BinaryIO, Callable, List, Optional, Sequence, Union
 
 import torch
 
+from .._errors import Unimplemented
+
+# In torch's message about a class that is not allowed.
+_GLOBAL = re.compile(r"GLOBAL (\S+)")
 # Reads a torch file.
 Unpickle = Callable[[Union[str, BinaryIO]], Any]
 
 _PLAIN = (
     argparse.Namespace,
+    bytearray,
+    bytes,
+    collections.Counter,
     collections.defaultdict,
+    collections.deque,
+    complex,
     dict,
+    frozenset,
     io.BytesIO,
+    list,
     pathlib.PosixPath,
+    range,
+    set,
     signal.Signals,
+    slice,
+    tuple,
     types.SimpleNamespace,
 )
 
 
 def reader(allow: Sequence[type], unpickle: Optional[Unpickle]) -> Unpickle:
-    """`unpickle`, or torch.load that makes plain values and objects of the classes in `allow`."""
+    """`unpickle`, or torch.load that makes plain values and objects of the classes in `allow`.
+
+    That raises Unimplemented VALUE_UNSUPPORTED for another class.
+    """
     return unpickle or (lambda file: _load(file, allow))
 
 
 def _load(file: Union[str, BinaryIO], allow: Sequence[type]) -> Any:
-    with torch.serialization.safe_globals([*_PLAIN, *_of_numpy(), *allow]):
-        return torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        with torch.serialization.safe_globals([*_PLAIN, *_of_numpy(), *allow]):
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        # torch raises pickle's UnpicklingError, which this package does not import.
+        if type(error).__name__ != "UnpicklingError":
+            raise
+        found = _GLOBAL.search(str(error))
+        raise Unimplemented(
+            f"reading a value that is no tensor: it holds {found[1] if found else 'what torch does not read'} "
+            "beside plain values; name its class by LoadStrategy(allow=[...]) if making it runs nothing that "
+            "you do not trust, or read such values yourself by LoadStrategy(unpickle=...)",
+            "VALUE_UNSUPPORTED",
+        ) from error
 
 
 def _of_numpy() -> List[Any]:
