@@ -53,8 +53,11 @@ def reader(allow: Sequence[type], unpickle: Optional[Unpickle]) -> Unpickle:
 
 
 def _load(file: Union[str, BinaryIO], allow: Sequence[type]) -> Any:
+    # At its end torch forgets the classes of such a block, those that others have named to it as well.
+    known = torch.serialization.get_safe_globals()
+    more = [kind for kind in (*_PLAIN, *_of_numpy(), *allow) if kind not in known]
     try:
-        with torch.serialization.safe_globals([*_PLAIN, *_of_numpy(), *allow]):
+        with torch.serialization.safe_globals(more):
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         # torch raises pickle's UnpicklingError, which this package does not import.
