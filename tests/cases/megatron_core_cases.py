@@ -4,6 +4,7 @@ import argparse
 import functools
 import inspect
 import logging
+import unittest.mock
 
 import ckptd.megatron
 import megatron_bench as mb
@@ -120,8 +121,16 @@ def a_training_is_loaded_as_by_their_strategy(bench):
     expected, found = load(training_of(bench)), load(training_of(bench), ours(bench))
     mb.assert_same(found, expected, "training")
     assert found["local"] == {"rank": bench.rank} and found["model"]["layers"][1]["fc1"].any()
-    parallel = FullyParallelLoadStrategyWrapper(ours(bench), None, exchange_algo="gather_object")
-    mb.assert_same(load(training_of(bench), parallel), expected, "fully parallel")
+
+
+def ranks_share_the_loading_by_megatron_core_s_wrapper(bench):
+    def on_the_host(*_):
+        return "cpu"
+
+    with unittest.mock.patch.multiple(torch.cuda, synchronize=on_the_host, current_device=on_the_host):
+        parallel = FullyParallelLoadStrategyWrapper(ours(bench), None, exchange_algo="gather_object")
+        found = load(training_of(bench), parallel)
+    mb.assert_same(found, load(training_of(bench)), "fully parallel")
 
 
 def outcome(call):
@@ -174,5 +183,6 @@ def common_values_within_a_folder_of_0_19(bench):
 
 
 CASES = {2: [*map(case, mb.FOLDERS), flattened_ranges_as_their_strategy, metadata_as_their_strategy,
-             a_training_is_loaded_as_by_their_strategy, strictness_is_theirs, what_is_missing_is_an_error_on_every_rank,
+             a_training_is_loaded_as_by_their_strategy,
+             ranks_share_the_loading_by_megatron_core_s_wrapper, strictness_is_theirs, what_is_missing_is_an_error_on_every_rank,
              common_values_within_a_folder_of_0_19]}
