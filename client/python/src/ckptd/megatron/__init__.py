@@ -16,8 +16,7 @@ from ._optimizer import (
 from ._strategy import LoadStrategy
 
 __all__ = [
-    "KEEP_VARS_HINT",
-    "LoadStrategy",
+    "KEEP_VARS_HINT", "LoadStrategy",  # fmt: skip
     "get_optim_param_to_id_map",
     "get_param_id_to_sharded_param_map",
     "logger",
