@@ -7,13 +7,17 @@ import logging
 import unittest.mock
 
 import ckptd.megatron
+import document_cases
 import megatron_bench as mb
+import megatron_on_cpu
 import torch
-from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing import mapping
-from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
-from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
-from megatron.core.dist_checkpointing.validation import StrictHandling
+
+with megatron_on_cpu.importable():
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing import mapping
+    from megatron.core.dist_checkpointing.strategies.fully_parallel import FullyParallelLoadStrategyWrapper
+    from megatron.core.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
+    from megatron.core.dist_checkpointing.validation import StrictHandling
 
 # For megatron-core's own reading of common.pt, as its trainers do it.
 torch.serialization.add_safe_globals([argparse.Namespace])
@@ -75,6 +79,11 @@ def metadata_as_their_strategy(bench):
             assert mine == expected, f"{folder}: {name}"
 
 
+def on_the_host(*_):
+    """For functions of torch.cuda, where there is none."""
+    return "cpu"
+
+
 # -- dist_checkpointing.load -----------------------------------------------------------------------
 
 
@@ -124,9 +133,6 @@ def a_training_is_loaded_as_by_their_strategy(bench):
 
 
 def ranks_share_the_loading_by_megatron_core_s_wrapper(bench):
-    def on_the_host(*_):
-        return "cpu"
-
     with unittest.mock.patch.multiple(torch.cuda, synchronize=on_the_host, current_device=on_the_host):
         parallel = FullyParallelLoadStrategyWrapper(ours(bench), None, exchange_algo="gather_object")
         found = load(training_of(bench), parallel)
@@ -182,7 +188,37 @@ def common_values_within_a_folder_of_0_19(bench):
     assert mb.same(found.pop("w"), whole) and mb.same(found, truth_of("megatron19_torch_dist_tp2").common)
 
 
+# -- docs/megatron.md ------------------------------------------------------------------------------
+
+
+def run_example(bench, code):
+    """What an example leaves in the names that it is about."""
+    model = training_of(bench)
+    params = [entry.data for layer in model["model"]["layers"] for entry in layer.values()]
+    optimizer = torch.optim.Adam(params)
+    optimizer.zero_grad()
+    for param in params:
+        param.grad = torch.zeros_like(param)
+    optimizer.step()
+    names = {"sharded_state_dict": lambda: training_of(bench), "folder": str(mb.FIXTURES / MODEL), "optimizer": optimizer,
+             "model_state": model["model"], "parameters": params}
+    with unittest.mock.patch.multiple(torch.cuda, synchronize=on_the_host, current_device=on_the_host):
+        with document_cases.daemon_of(bench):
+            exec(code, names)  # our own text
+    if "loaded" in names:
+        return names["loaded"]
+    return {number: {name: entry.without_data() for name, entry in held.items()} for number, held in names["state"]["state"].items()}
+
+
+def examples_of_the_page_do_the_same_before_and_after(bench):
+    pairs = document_cases.pairs("megatron.md")
+    assert len(pairs) == 3
+    for title, before, after in pairs:
+        expected, found = run_example(bench, before), run_example(bench, after)
+        assert expected and mb.same(found, expected), title
+
+
 CASES = {2: [*map(case, mb.FOLDERS), flattened_ranges_as_their_strategy, metadata_as_their_strategy,
              a_training_is_loaded_as_by_their_strategy,
              ranks_share_the_loading_by_megatron_core_s_wrapper, strictness_is_theirs, what_is_missing_is_an_error_on_every_rank,
-             common_values_within_a_folder_of_0_19]}
+             common_values_within_a_folder_of_0_19, examples_of_the_page_do_the_same_before_and_after]}

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import ckptd.megatron  # noqa: E402
+import megatron_on_cpu  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from megatron_objects import PLAIN  # noqa: E402
@@ -23,7 +24,8 @@ def theirs():
     """megatron-core's functions and classes."""
     if not INSTALLED:
         pytest.skip("megatron-core is not installed; tests/python/megatron_core.sh runs this with it")
-    from megatron.core.dist_checkpointing import mapping, optimizer
+    with megatron_on_cpu.importable():
+        from megatron.core.dist_checkpointing import mapping, optimizer
 
     return optimizer, mapping
 
