@@ -9,7 +9,7 @@ from typing import Any, Dict, Optional, Sequence, Union
 
 import torch
 
-from .. import _client, _dtypes
+from .. import _client, _dtypes, _participant
 from .._rpc import Deadline
 from .._shard import Shard
 from .._source import local_path, of_part
@@ -88,9 +88,11 @@ class LoadStrategy:
                 of_all = group.vote(1, repr(layout))
                 group.forget_announcement()
                 options = {"layout": layout, "progress": lambda _: group.check_others(2)}
-                shard = _attach(own, source, request, deadline, identity, of_all, options)
-                with shard or contextlib.nullcontext():
-                    made = request.values(shard, self._read)
+                with _participation(own, source, deadline, group.size) as participant:
+                    options["_participant"] = participant
+                    shard = _attach(own, source, request, deadline, identity, of_all, options)
+                    with shard or contextlib.nullcontext():
+                        made = request.values(shard, self._read)
                 group.vote(2)
                 return made
 
@@ -179,10 +181,18 @@ def _all_of(folder: Folder) -> str:
 
 
 def _contents_of(found: Source) -> Dict[str, Stored]:
+    numbers = {name: row.number for name, row in _dtypes.BY_NAME.items()}
     return {
-        name: Stored(_dtypes.BY_NAME[one.dtype].number, tuple(one.shape), one.kind == "object")
+        name: Stored(numbers.get(one.dtype, 0), tuple(one.shape), one.kind == "object")
         for name, one in found.tensors.items()
     }
+
+
+def _participation(own: _client.Client, source: str, deadline: Deadline, world_size: int) -> Any:
+    """A block in which daemons tell the ranks of a rank whose process ends, on other hosts too."""
+    if world_size == 1:
+        return contextlib.nullcontext(_participant.NoParticipant())
+    return _participant.participate(own, source, deadline, barrier=False)
 
 
 def _announcement(own: _client.Client, source: str, deadline: Deadline) -> str:
