@@ -109,7 +109,7 @@ def test_what_is_nobody_else_s_is_not(text):
     assert list(private_names(text)) == []
 
 
-ROOMS = ("compat", "agree", "load", "spread", "dcp")
+ROOMS = ("compat", "agree", "load", "spread", "dcp", "resume")
 
 
 def rooms_above(path):
