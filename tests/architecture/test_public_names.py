@@ -14,7 +14,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "client/pyt
 pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
-PACKAGES = [importlib.import_module(name) for name in ("ckptd", "ckptd.torch", "ckptd.accelerate", "ckptd.transformers")]
+PACKAGES = [importlib.import_module(name) for name in ("ckptd", "ckptd.torch", "ckptd.accelerate", "ckptd.transformers",
+                                                       "ckptd.megatron")]
 
 
 def is_public(name):

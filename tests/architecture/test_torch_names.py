@@ -1,4 +1,4 @@
-"""Private names of torch, accelerate and transformers are known to the package's compat/ folders alone."""
+"""Private names of torch, accelerate, transformers and megatron-core are known to the package's compat/ folders alone."""
 
 import ast
 import pathlib
@@ -7,7 +7,7 @@ import re
 import pytest
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "client/python/src/ckptd"
-LIBRARIES = ("torch", "accelerate", "transformers")
+LIBRARIES = ("torch", "accelerate", "transformers", "megatron")
 NAMED_TUPLE_S = {"_asdict", "_replace"}
 PATH = re.compile(r"[A-Za-z_][\w.:]*")
 
@@ -109,7 +109,7 @@ def test_what_is_nobody_else_s_is_not(text):
     assert list(private_names(text)) == []
 
 
-ROOMS = ("compat", "agree", "load", "spread")
+ROOMS = ("compat", "agree", "load", "spread", "dcp", "resume")
 
 
 def rooms_above(path):

@@ -8,18 +8,21 @@ import tempfile
 
 import ckptd
 import ckptd.torch
+import dcp_bench
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from accelerate_cases import OnTheHost
-from fsdp_bench import numbers
+from fsdp_bench import numbers, train
 from safetensors.torch import save_file
 from spread_bench import assert_equal, assert_trains_alike
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "client/python/docs"
-PAGES = ("fsdp2.md", "accelerate.md", "big-models.md")
+PAGES = ("fsdp2.md", "accelerate.md", "big-models.md", "dcp.md", "resume.md")
 
 
 class Model(nn.Module):
@@ -58,8 +61,28 @@ def daemon_of(bench):
         del os.environ["CKPTD_ADDRESS"]
 
 
+def save_training(folder, mesh):
+    """A training's state by dcp.save, the same for all examples."""
+    model = Model()
+    model.load_state_dict(numbers(model))
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.125)
+    model(torch.arange(6)).square().mean().backward()
+    optimizer.step()
+    state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+    dcp.save({**state, "step": 5}, checkpoint_id=folder)
+
+
+def assert_optimizers_equal(mine, theirs):
+    """Those that the examples made, if they did."""
+    states = [optimizer.state_dict() if optimizer else {} for optimizer in (mine, theirs)]
+    assert not dcp_bench.differences(*states), dcp_bench.differences(*states)[:3]
+
+
 def run(bench, code, folder):
-    """The model that an example made, or filled: a sharded one on meta is there."""
+    """The names of an example after its end: "model" that it made, or filled. A sharded one on meta is there."""
     mesh = init_device_mesh("cpu", (bench.world,))
     with torch.device("meta"):
         model = Model()
@@ -68,10 +91,11 @@ def run(bench, code, folder):
     accelerator = OnTheHost(bench.rank, auto_wrap_policy="no_wrap")
     names = {"Model": Model, "model": model, "mesh": mesh, "torch": torch, "accelerator": accelerator,
              "path": os.path.join(folder, "model.safetensors"), "file": os.path.join(folder, "model.safetensors"),
+             "safetensors_folder": folder, "checkpoint": os.path.join(folder, "checkpoint"),
              "folder": tempfile.mkdtemp(dir=folder)}
     with daemon_of(bench):
         exec(code, names)  # our own text
-    return names["model"]
+    return names
 
 
 def case(page, title, before, after):
@@ -81,10 +105,18 @@ def case(page, title, before, after):
             os.makedirs(folder, exist_ok=True)
             save_file(numbers(Model()), os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
         dist.barrier()
-        theirs, mine = run(bench, before, folder), run(bench, after, folder)
+        if "checkpoint)" in after:
+            save_training(os.path.join(folder, "checkpoint"), init_device_mesh("cpu", (bench.world,)))
+        of_theirs, of_mine = run(bench, before, folder), run(bench, after, folder)
+        theirs, mine = of_theirs["model"], of_mine["model"]
+        assert_optimizers_equal(of_mine.get("optimizer"), of_theirs.get("optimizer"))
         assert not any(p.is_meta for p in mine.parameters())
+        assert of_mine.get("step") == of_theirs.get("step")
         assert_equal(mine, theirs, f"{page}, {title}")
-        assert_trains_alike(mine, theirs)
+        if "checkpoint" in before:
+            assert train(mine, of_mine["optimizer"]) == train(theirs, of_theirs["optimizer"]), "losses differ"
+        else:
+            assert_trains_alike(mine, theirs)
 
     compare.__name__ = re.sub(r"\W+", "_", f"{page[:-3]}_{title}").lower()
     return compare
@@ -153,12 +185,11 @@ def trained(seed):
 
 
 def what_the_readme_saves_is_loaded_with_the_optimizer(bench):
-    """The example of saving by DCP: of a model with tied weights, which lie there once."""
+    """The example of saving by DCP: of a model with tied weights and integers."""
     text = (DOCS.parent / "README.md").read_text().split("## Saving so that ckptd can load it\n")[1]
     save, load = re.search(r"^```python\n(.*?)^```", text, flags=re.M | re.S).group(1).split("# The next time:\n")
-    folder = os.path.join(bench.folder, bench.case)
     saved, optimizer = trained(7)
-    names = {"path": f"{folder}/weights", "optimizer_path": f"{folder}/optimizer", "torch": torch, "ckptd": ckptd,
+    names = {"path": os.path.join(bench.folder, bench.case), "torch": torch, "ckptd": ckptd,
              "model": saved, "optimizer": optimizer}
     exec(save, names)  # our own text
     states = [optimizer.state_dict()]
@@ -172,5 +203,5 @@ def what_the_readme_saves_is_loaded_with_the_optimizer(bench):
 
 
 CASES = {2: [case(page, *pair) for page in PAGES for pair in pairs(page)]}
-assert len(CASES[2]) == 11, "examples have come or gone"
+assert len(CASES[2]) == 14, "examples have come or gone"
 CASES[2] += [types_are_what_the_pages_say, what_the_readme_saves_is_loaded_with_the_optimizer]

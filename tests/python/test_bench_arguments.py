@@ -28,6 +28,7 @@ WRONG = [
     ("pretrained", ["--only", "nothing"], "no line is called 'nothing'; there are: plain float32"),
     *(("first_load", *wrong) for wrong in SHARED),
     *(("sources", *wrong) for wrong in SHARED),
+    *(("dcp", *wrong) for wrong in SHARED),
     *(("tools", *wrong) for wrong in SHARED),
     ("planning", ["--ranks", "7"], "'7' is no number of 8 or more"),
     ("planning", ["--tensors", "many"], "'many' is no number of 1 or more"),

@@ -21,6 +21,7 @@ dcp = pytest.importorskip("torch.distributed.checkpoint")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "tests/fixtures"
 PATIENCE = 300
+WAY = ".metadata.planner_data."
 
 
 def ask(*sources):
@@ -108,6 +109,11 @@ def test_each_thing_of_a_save_has_its_bytes(tmp_path, options):
     assert json.loads(values["optimizer.param_groups.0.betas.1"]) == 0.999
     assert (values["none"], json.loads(values["text"]), values["big"]) == ("null", "words", str(2 ** 80))
     assert whole["opaque"]["odd.namespace"] == "argparse.Namespace"
+    # The way to each entry, where the parts of it have dots themselves. The first level needs none.
+    ways = {name: json.loads(way) for name, way in values.items() if name.startswith(WAY)}
+    assert ways == {WAY + ".".join(map(str, path)): list(path) for path in flat(state) if len(path) > 1}
+    model, = ask(f"{tmp_path}/d#model")
+    assert not any(name.startswith(WAY) for name in model["values"])
 
 
 def test_each_part_of_a_save_is_there_by_its_name(tmp_path):

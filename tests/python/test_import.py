@@ -43,6 +43,14 @@ def test_importing_the_loading_functions_imports_no_library_they_stand_in_for():
     assert run(program) == "[]"
 
 
+def test_importing_the_loading_functions_imports_no_checkpoints_of_torch():
+    pytest.importorskip("torch")
+    name = "torch.distributed.checkpoint"
+    assert run(f"import sys, torch; before = {name!r} in sys.modules; import ckptd.torch; "
+               f"print(before, {name!r} in sys.modules, ckptd.torch.StorageReader.__name__)") in (
+                   "False False StorageReader", "True True StorageReader")
+
+
 # What programs call already, name by name. accelerate's own functions are in both packages.
 ACCELERATE_S = (
     "compute_module_sizes",
@@ -65,6 +73,7 @@ ACCELERATE_S = (
 BOTH = (*ACCELERATE_S, "patch", "unpatch")
 TORCH_S = (
     "DistModule",
+    "StorageReader",
     "apply_fsdp2",
     "broadcast_and_shard_state_dict",
     "set_model_state_dict",
@@ -97,7 +106,7 @@ def test_every_name_that_a_package_lists_is_there():
     assert [(p, name) for p in packages for name in p.__all__ if not hasattr(p, name)] == []
 
 
-@pytest.mark.parametrize("name", ["DistModule", "LazyStateDict", "LoadResult"])
+@pytest.mark.parametrize("name", ["DistModule", "LazyStateDict", "LoadResult", "StorageReader"])
 def test_pickles_name_a_class_as_users_do(name):
     pytest.importorskip("torch")
     kind = getattr(ckptd.torch, name)

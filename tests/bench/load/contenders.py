@@ -145,6 +145,36 @@ def dcp_resharded(job):
     _dcp(job, FileSystemReader(job.saved_elsewhere))
 
 
+def real_memory(job):
+    """Before the clock: the model has memory of its own, as that of a training that goes on."""
+    job.model.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in job.model.parameters():
+            parameter.zero_()
+
+
+def dcp_in_place(reader_of, what):
+    """dcp.load into that memory."""
+    def load(job):
+        import torch.distributed.checkpoint as dcp
+
+        dcp.load(job.model.state_dict(), storage_reader=reader_of(getattr(job, what)))
+
+    return load
+
+
+def ckptd_reader(path):
+    import ckptd.torch
+
+    return ckptd.torch.StorageReader(path, timeout=120)
+
+
+def torch_reader(path):
+    from torch.distributed.checkpoint import FileSystemReader
+
+    return FileSystemReader(path)
+
+
 def dcp_hugging_face(job):
     from torch.distributed.checkpoint import HuggingFaceStorageReader
 
@@ -242,6 +272,13 @@ def save_for_dcp(job):
 SAVE, SAFETENSORS = "save for dcp.load", "ckptd, digests off"
 # The same load from other formats, without digests, too.
 SOURCES = ("ckptd, torch zip", "ckptd, DCP of as many ranks", "ckptd, DCP of another number of ranks")
+# dcp.load by our reader and by torch's, into memory that is there: name -> reader, folder.
+READERS = {
+    "ckptd StorageReader, same layout": (ckptd_reader, "saved"),
+    "ckptd StorageReader, resharded": (ckptd_reader, "saved_elsewhere"),
+    "FileSystemReader, same layout": (torch_reader, "saved"),
+    "FileSystemReader, resharded": (torch_reader, "saved_elsewhere"),
+}
 CONTENDERS = {
     SAVE: save_for_dcp,
     SAFETENSORS: ckptd_no_digests,
@@ -255,6 +292,7 @@ CONTENDERS = {
     "ckptd set_model_state_dict, in memory": of_memory(ckptd_set_model_state_dict),
     "ckptd DistModule": of_path(ckptd_dist_module),
     "ckptd load_checkpoint_in_model": of_path(ckptd_in_model),
+    **{name: dcp_in_place(*how) for name, how in READERS.items()},
     **dict(zip(SOURCES, map(ckptd_from, ("pickled", "saved", "saved_elsewhere")))),
     "accelerate fsdp2_load_full_state_dict": of_file(accelerate),
     "accelerate, state dict in memory": of_memory(accelerate),
@@ -269,9 +307,10 @@ CONTENDERS = {
 }
 # Checkpoints that are read in place of the source.
 READS = {"dcp.load, same layout": "saved", "dcp.load, resharded": "saved_elsewhere",
+         **{name: what for name, (_, what) in READERS.items()},
          **dict(zip(SOURCES, ("pickled", "saved", "saved_elsewhere")))}
 # What is done before the clock starts.
-PREPARE = {name: state_in_memory for name in CONTENDERS if "in memory" in name}
+PREPARE = {**{name: state_in_memory for name in CONTENDERS if "in memory" in name}, **dict.fromkeys(READERS, real_memory)}
 OURS = [name for name in CONTENDERS if name.startswith("ckptd")]
 RIVALS = [name for name in CONTENDERS if name not in (*OURS, SAVE)]
 # Of ours, those that run accelerate's own code, or look for it.

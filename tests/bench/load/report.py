@@ -5,6 +5,9 @@ import statistics
 import contenders
 from rounds import COLD_FLOOR, WARM_FLOOR
 
+# dcp.load: with our reader, with torch's, how many times as fast.
+READERS = tuple((f"ckptd StorageReader, {how}", f"FileSystemReader, {how}", target)
+                for how, target in (("same layout", 3.5), ("resharded", 6)))
 # The functions that users call already: ours, the original, how many times as fast.
 ORIGINALS = (
     ("ckptd fsdp2_load_full_state_dict", "accelerate fsdp2_load_full_state_dict", 15),
@@ -66,14 +69,18 @@ def warm(table, found, nbytes, ranks):
         table.at_least(f"vs {name}, digests off", median(found[name]) / off, off_target)
         if on_target:
             table.at_least(f"vs {name}, digests on", median(found[name]) / on, on_target)
-    for ours, theirs, target in ORIGINALS:
-        owner = theirs.split()[0].rstrip(",")
-        table.at_least(f"{ours}, vs {owner}'s", median(found[theirs]) / median(found[ours]), target)
+    originals(table, found, (*ORIGINALS, *READERS))
     sources(table, found)
     views = median(found["mmap views"])
     table.plain("vs mmap views, first load", f"{views / off:.2f} x")
     table.at_least("vs mmap views, re-attach", views / median(found["ckptd, re-attach"]), 3)
     memory(table, found["ckptd, digests off"], nbytes)
+
+
+def originals(table, found, pairs):
+    for ours, theirs, target in pairs:
+        owner = theirs.split()[0].rstrip(",")
+        table.at_least(f"{ours}, vs {owner}'s", median(found[theirs]) / median(found[ours]), target)
 
 
 def memory(table, samples, nbytes):

@@ -1,6 +1,8 @@
 #include "common/source/formats/dcp/format.h"
 
+#include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -13,6 +15,8 @@
 #include "common/source/formats/dcp/part.h"
 #include "common/source/formats/dcp/place.h"
 #include "common/source/pickle/pickle.h"
+#include "common/source/torch/flatten.h"
+#include "common/source/torch/text_of.h"
 
 namespace ckptd {
 namespace {
@@ -52,6 +56,35 @@ absl::StatusOr<Found> Find(const Storage& storage, const Listing& listing) {
   return Found{std::move(place), std::move(file), *std::move(metadata), *std::move(part)};
 }
 
+// The path as a JSON list of texts and numbers; nullopt: it has one element, which is the key, or
+// is longer than any value that clients are told.
+std::optional<std::string> PathJson(const pickle::Value& path) {
+  if (path.items().size() < 2) return std::nullopt;
+  std::string out = "[";
+  for (const pickle::Value* const element : path.items()) {
+    const auto json = torch::PlainJson(*element, torch::kMaxValueBytes);
+    if (!json.has_value()) return std::nullopt;
+    out += (out.size() == 1 ? "" : ", ") + *json;
+    if (out.size() >= torch::kMaxValueBytes) return std::nullopt;
+  }
+  return out + "]";
+}
+
+// Adds to the values where each entry was before its state dict was flattened. Keys alone do not
+// say that, because parts of a path have dots themselves. It is for who rebuilds the state dict,
+// and so asks for everything.
+void AddPaths(const Found& found, CheckpointIndex& index) {
+  if (found.place.folder.part != "all") return;
+  for (const dcp::Chosen& chosen : found.part.entries) {
+    if (index.values.size() + index.opaque.size() >= kMaxSourceValues) return;
+    if (chosen.stored->path == nullptr) continue;
+    std::optional<std::string> json = PathJson(*chosen.stored->path);
+    if (json.has_value()) {
+      index.values.emplace(".metadata.planner_data." + chosen.name, *std::move(json));
+    }
+  }
+}
+
 }  // namespace
 
 bool DcpFormat::Recognise(const Storage& storage, const Listing& listing) const {
@@ -82,6 +115,7 @@ absl::StatusOr<OpenedCheckpoint> DcpFormat::ReadIndex(const Storage& storage,
   if (!found.place.remark.empty()) out.remarks.push_back(std::move(found.place.remark));
   if (!found.part.remark.empty()) out.remarks.push_back(std::move(found.part.remark));
   CKPTD_RETURN_IF_ERROR(dcp::AddFilesBeside(storage, found.place.folder, out));
+  AddPaths(found, out.index);
   out.index.files.push_back(std::move(found.file));
   CKPTD_RETURN_IF_ERROR(FinishTensors(out.index));
   return out;

@@ -108,7 +108,7 @@ absl::Status NothingThere(const Listing& listing) {
                    fmt::format("opening {}: it holds no file of torch for {}; name the file itself",
                                listing.source,
                                listing.part.empty() ? "the model" : "#" + listing.part),
-                   {{"file", listing.source}});
+                   {{"file", listing.source}, {"part", listing.part}});
 }
 
 absl::StatusOr<Names> ChooseAmongFiles(const Listing& listing) {

@@ -9,6 +9,7 @@ from .._autopatch import switched_off
 from .._patches import Patch, Patches
 from .compat import _native_fallback
 from .load import _buffers, _load_state_dict, _tied_weights
+from .resume import _accelerate_fsdp
 from .spread import _accelerate_fsdp2, _set_model_state_dict
 from .spread._spread import StateSource
 
@@ -31,6 +32,8 @@ _PLACES: Dict[str, Tuple[str, ...]] = {
         "accelerate.utils",
         "accelerate.accelerator",
     ),
+    "load_fsdp_model": ("accelerate.utils.fsdp_utils", "accelerate.utils", "accelerate.accelerator"),
+    "load_fsdp_optimizer": ("accelerate.utils.fsdp_utils", "accelerate.utils", "accelerate.accelerator"),
     "set_model_state_dict": ("torch.distributed.checkpoint.state_dict",),
 }
 _RAM_EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"  # set by accelerate's enable_fsdp_ram_efficient_loading
@@ -72,7 +75,8 @@ def patch(
 
     Replaced, in this process: accelerate's load_state_dict, load_checkpoint_in_model (and
     with it load_checkpoint_and_dispatch), fsdp2_load_full_state_dict, fsdp2_prepare_model
-    and fsdp2_switch_optimizer_parameters, and torch's set_model_state_dict.
+    and fsdp2_switch_optimizer_parameters, load_fsdp_model and load_fsdp_optimizer (and with
+    them Accelerator.load_state), and torch's set_model_state_dict.
     load_state_dict reads on rank 0 alone after accelerate's
     enable_fsdp_ram_efficient_loading(). Otherwise every rank gets a LazyStateDict, because
     other ways of loading need one on every rank. source, init_buffers: see
@@ -90,6 +94,7 @@ def patch(
     own_daemon = {"timeout": timeout, "address": address, "client": client}
     _tied_weights.check(tied)
     common = {**own_daemon, "digest": digest, "fallback": fallback, "tied": tied}
+    for_rank = {**own_daemon, "digest": digest, "fallback": fallback}
     common["allow_rank0_values"] = allow_rank0_values
     new = {
         "load_state_dict": functools.partial(_patched_load_state_dict, own_daemon, fallback),
@@ -99,6 +104,8 @@ def patch(
             _accelerate_fsdp2.fsdp2_prepare_model, {**common, "source": source, "init_buffers": init_buffers}
         ),
         "fsdp2_switch_optimizer_parameters": _accelerate_fsdp2.fsdp2_switch_optimizer_parameters,
+        "load_fsdp_model": _with(_accelerate_fsdp.load_fsdp_model, for_rank),
+        "load_fsdp_optimizer": _with(_accelerate_fsdp.load_fsdp_optimizer, for_rank),
         "set_model_state_dict": _with(_set_model_state_dict.set_model_state_dict, common),
     }
     with _patches.lock:

@@ -49,8 +49,8 @@ class SingleProcess:
     def announcement(self, make: Callable[[], str]) -> str:
         return make()
 
-    def vote(self, stage: int) -> None:
-        pass
+    def vote(self, stage: int, says: str = "") -> str:
+        return digest(digest(says))
 
     def check_others(self, stage: int) -> None:
         pass
@@ -75,6 +75,7 @@ class AgreementRound:
         self._deadline, self.auth = deadline, auth
         self._must_match, self._round, self._announcement_mac = "", "", ""
         self._challenge = secrets.token_hex(8)
+        self._says = self._all_say = ""  # digests of what this rank, and all ranks, said in a vote
 
     def _key(self, what: object) -> str:
         return f"{self.call.function}/{self.call.times}/{what}"
@@ -137,15 +138,22 @@ class AgreementRound:
         self._announcement_mac = MessageAuth.mac_of(kept)  # binds the following votes to it
         return said
 
-    def vote(self, stage: int) -> None:
-        """Returns when every rank has called it. Raises if one of them failed before."""
+    def vote(self, stage: int, says: str = "") -> str:
+        """Returns when every rank has called it. Raises if one of them failed before.
+
+        The result is a digest of what all ranks say, and the same on all ranks.
+        """
+        self._says = digest(says)
         if self.rank == 0:
-            return self._wait(stage)
+            self._wait(stage)
+            return self._all_say
         key, name = self._ballot(stage, self.rank)
-        self._store.set(key, self.auth.sign(name, self._challenge).encode())
+        self._store.set(key, self.auth.sign(name, f"{self._challenge} {self._says}").encode())
         key, name = self._answer(stage, self.rank, self._challenge)
         self._wait(stage, key)
-        self._round = self._read("rank 0's answer, or its announcement before", key, name)
+        answer = self._read("rank 0's answer, or its announcement before", key, name)
+        self._round, _, self._all_say = answer.partition(" ")
+        return self._all_say
 
     def _ballot(self, stage: int, rank: int) -> Tuple[str, str]:
         """(key in the store, name that its proof covers) of a rank's vote."""
@@ -162,16 +170,17 @@ class AgreementRound:
         if not self._store.check([key for key, _ in ballots]):
             return False
         values = get_values(self._store, [key for key, _ in ballots])
-        challenges = [
-            self._read_value(f"rank {rank}'s vote", name, value)
+        votes = [
+            self._read_value(f"rank {rank}'s vote", name, value).partition(" ")
             for rank, ((_, name), value) in enumerate(zip(ballots, values), 1)
         ]
         if not self._end_well(stage):
             return False
+        self._all_say = digest(" ".join([self._says, *(said for _, _, said in votes)]))
         following, answers = secrets.token_hex(8), {}
-        for rank, challenge in enumerate(challenges, 1):
+        for rank, (challenge, _, _) in enumerate(votes, 1):
             key, name = self._answer(stage, rank, challenge)
-            answers[key] = self.auth.sign(name, following)
+            answers[key] = self.auth.sign(name, f"{following} {self._all_say}")
         set_values(self._store, answers)
         self._round = following
         return True

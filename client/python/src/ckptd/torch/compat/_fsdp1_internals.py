@@ -104,6 +104,27 @@ class Flat:
         other.members = [m._replace(names=each) for m, each in zip(self.members, names)]
         return other
 
+    def with_members(self, members: List[Member]) -> "Flat":
+        """A copy with other members at the same places. Elements of no member are zero."""
+        other = copy.copy(self)
+        other.members = members
+        return other
+
+    def places(self) -> Dict[str, Tuple[int, int]]:
+        """First name of a member -> (first element, count) in this rank's memory, if it has any."""
+        infos = zip(self.members, self.parameter._shard_param_infos)
+        return {
+            member.names[0]: (info.offset_in_shard, info.numel_in_shard)
+            for member, info in infos
+            if info.in_shard
+        }
+
+    def original_parameters(self) -> List[Tuple[torch.Tensor, Member]]:
+        """(parameter, member) of those that stay the model's own, as use_orig_params has them."""
+        if not self._handle._use_orig_params:
+            return []
+        return list(zip(self.parameter._params, self.members))
+
     @property
     def held(self) -> List[int]:
         """Ids of the parameters in it, and its own."""

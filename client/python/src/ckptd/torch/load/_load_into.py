@@ -134,7 +134,7 @@ def load_into(
     for an argument that is no module.
     """
     deadline = Deadline(timeout)
-    with _participation(source, barrier, deadline, address, client) as (client, participant):
+    with participation(source, barrier, deadline, address, client) as (client, participant):
         _check_arguments(model, source)
         source = _source.of_part(_source.of_variant(source, variant), part)
         names = functools.partial(_names_in, source, address, client)
@@ -159,7 +159,7 @@ def load_into(
 
 
 @contextlib.contextmanager
-def _participation(source, barrier: bool, deadline: Deadline, address, client):
+def participation(source, barrier: bool, deadline: Deadline, address, client):
     """(client, this rank's participation). It begins before anything can fail, to tell other ranks."""
     rank, world_size = rank_and_size()
     if world_size == 1:
@@ -189,8 +189,7 @@ def _check_arguments(model, source) -> None:
     if isinstance(source, torch.optim.Optimizer):
         raise TypeError(
             f"filling a model: the second argument of load_into is of type {type(source).__name__}, no path; "
-            "an optimizer's state is in no such checkpoint: load_into(model, path), and load the optimizer "
-            "with torch.distributed.checkpoint"
+            "load_training_state(model, optimizer, path) fills both"
         )
     _source.check_path("filling a model", source)
 
@@ -232,7 +231,7 @@ def _load_into(
     with gc_paused():
         held, spare, left, result.missing = _classify(targets, shard.table)
         result.missing += [name for name, _ in extras if name not in shard.table.index]
-        with _closed_if_refused(shard):
+        with closed_if_refused(shard):
             if strict and result.missing:
                 raise _place_tensors.lacks(result.missing[0])
             entries = _place_tensors.prepare(held, shard)
@@ -276,7 +275,7 @@ def _attach_found(
         shard, result = attach(own, source, targets, layout_of, how, deadline, clock)
     except Error as error:
         raise _source_match.with_advice(error, targets, contents) from None
-    with _closed_if_refused(shard):
+    with closed_if_refused(shard):
         _source_match.check_counts(targets, contents, shard.table.index)
         result.unexpected = [name for name in result.unexpected if name not in left_out]
         if strict and (patterns or left_out):
@@ -285,7 +284,7 @@ def _attach_found(
 
 
 @contextlib.contextmanager
-def _closed_if_refused(shard: Shard):
+def closed_if_refused(shard: Shard):
     try:
         yield
     except Error:
@@ -350,7 +349,7 @@ def attach(
     with gc_paused():  # the table has a row per tensor; a daemon with the shard does not wait
         shard = own.acquire(checkpoint, mode, timeout=deadline.for_call())
     if layout.source_for_rules is not None:
-        with _closed_if_refused(shard):
+        with closed_if_refused(shard):
             _add_layout_names(layout, shard)
     clock.lap("acquire")
     return shard, LoadResult(

@@ -1,0 +1,1 @@
+"""A StorageReader of torch.distributed.checkpoint over the daemons. It builds on load/."""

@@ -1,0 +1,1 @@
+"""Training states: parameters, optimizers and the values beside them. For users: ckptd.torch."""
