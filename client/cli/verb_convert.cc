@@ -72,6 +72,11 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
                                   options.target,
                                   out.is_file ? "" : " and another format than dcp"));
   }
+  if (!options.max_shard_size.empty() && IsAdapter(source.index)) {
+    return UsageError(fmt::format("{} is an adapter, which PEFT opens as one file alone: leave out "
+                                  "--max-shard-size",
+                                  options.source));
+  }
   CKPTD_ASSIGN_OR_RETURN(const Content content, Choose(source.index, choice));
   if (!out.is_file) out.sidecars = FindSidecars(SplitPart(source.index.source).path);
   return RunExport(source, content, options.target, std::move(out), context);

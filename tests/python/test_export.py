@@ -25,6 +25,7 @@ from safetensors import safe_open  # noqa: E402
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "tests/fixtures"
 PATIENCE = 120
 PT = {"format": "pt"}
 # Dtypes that torch and safetensors both have.
@@ -147,6 +148,22 @@ def test_a_dcp_folder_fills_a_model_whose_names_it_has(tmp_path):
     state = {"model": {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}}
     dcp.load(state, checkpoint_id=tmp_path / "out", no_dist=True)
     assert_same(state["model"], wanted)
+
+
+@pytest.mark.parametrize("verb", ["convert", "split"])
+@pytest.mark.parametrize("source", ["peft_adapter", "peft_adapter_bin/adapter_model.bin"])
+def test_an_adapter_has_the_names_that_peft_opens(verb, source, tmp_path):
+    def names(folder):
+        return {path.name for path in (tmp_path / folder).iterdir()} - {"expected.json"}
+
+    ckptctl(verb, FIXTURES / source, tmp_path / "out")
+    to = "bin" if verb == "split" and source.endswith(".bin") else "safetensors"
+    assert names("out") == {"adapter_config.json", f"adapter_model.{to}"}
+    ckptctl("diff", FIXTURES / source, tmp_path / "out")
+    ckptctl("convert", tmp_path / "out", tmp_path / "torch", "--to", "torch")
+    assert names("torch") == {"adapter_config.json", "adapter_model.bin"}
+    refused = ckptctl(verb, FIXTURES / source, tmp_path / "shards", "--max-shard-size", "1KB", code=2)
+    assert "PEFT" in refused.stderr and not (tmp_path / "shards").exists()
 
 
 @pytest.mark.parametrize("name", ["BF16", "F16", "F32", "F64"])
