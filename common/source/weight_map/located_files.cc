@@ -30,6 +30,7 @@ LocatedFiles LocateOneFile(const std::string& path) {
   LocatedFiles out;
   out.folder = FolderOf(path);
   out.names = {path.substr(out.folder.size() + 1)};
+  out.alone = true;
   return out;
 }
 
