@@ -106,8 +106,7 @@ void AddConvert(CLI::App& app, Context& context) {
           "  ckptctl convert checkpoint-500/pytorch_model_fsdp_0 model/ --to safetensors\n"
           "  ckptctl convert pytorch_model.bin model.safetensors --dtype BF16\n"
           "  ckptctl convert llama/ dcp/ --to dcp --rename '^=model.'\n"
-          "  ckptctl convert last.ckpt model.safetensors --include 'state_dict.*' \\\n"
-          "    --rename '^state_dict\\.='\n");
+          "  ckptctl convert last.ckpt model.safetensors --rename '^model\\.='\n");
   auto options = std::make_shared<Options>();
   AddPaths(*verb, *options);
   verb->add_option("--to", options->to, "The format that is written; default: what the target's name says, else safetensors")

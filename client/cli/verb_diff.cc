@@ -109,7 +109,7 @@ void AddDiff(CLI::App& app, Context& context) {
       "much. Exit code 5 says that something differs.\n\n"
       "Examples:\n"
       "  ckptctl diff checkpoint-500/pytorch_model_fsdp_0 model.safetensors\n"
-      "  ckptctl diff last.ckpt model/ --include '*.weight' --rename '^state_dict\\.='\n");
+      "  ckptctl diff last.ckpt model/ --include '*.weight' --rename '^model\\.='\n");
   auto options = std::make_shared<Options>();
   verb->add_option("FIRST", options->a, "A checkpoint as inspect takes it")->required();
   verb->add_option("SECOND", options->b, "Another one")->required();

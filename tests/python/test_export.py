@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import resource
+import shlex
 import shutil
 import signal
 import struct
@@ -148,6 +149,19 @@ def test_a_dcp_folder_fills_a_model_whose_names_it_has(tmp_path):
     state = {"model": {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}}
     dcp.load(state, checkpoint_id=tmp_path / "out", no_dist=True)
     assert_same(state["model"], wanted)
+
+
+def test_documented_commands_on_lightning_s_files_work(tmp_path):
+    weights = {"model.up.weight": torch.randn(3, 2), "model.up.bias": torch.randn(3)}
+    torch.save({"epoch": 1, "pytorch-lightning_version": "2.6.0", "state_dict": weights, "optimizer_states": [{}]},
+               tmp_path / "last.ckpt")
+    text = ckptctl("convert", "--help").stdout + (ROOT / "deploy/formats.md").read_text() + ckptctl("diff", "--help").stdout
+    lines = [line.split("#")[0] for line in text.splitlines() if line.strip().startswith("ckptctl") and "last.ckpt" in line]
+    assert len(lines) == 3
+    for line in lines:
+        verb, *words = shlex.split(line)[1:]
+        ckptctl(verb, *words, cwd=tmp_path, code=5 if verb == "diff" else 0)  # BF16 differs
+    assert set(safetensors_torch.load_file(tmp_path / "model.safetensors")) == {"up.weight", "up.bias"}
 
 
 @pytest.mark.parametrize("verb", ["convert", "split"])
