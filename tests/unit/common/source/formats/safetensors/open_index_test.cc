@@ -166,6 +166,15 @@ TEST(OpenCheckpoint, NamesTheIndexThatIsNoIndex) {
               AllOf(FailsWith(kInvalid, reason::kSourceInvalid), Says("reading index " + path)));
 }
 
+TEST(OpenCheckpoint, NamesTheFolderOfAConfigurationThatIsTakenForAnIndex) {
+  const TempFolder folder;
+  for (const char* name : {"config.json", "adapter_config.json"}) {
+    const std::string path = folder.Write(name, R"({"r": 8, "model_type": "llama"})");
+    EXPECT_THAT(OpenCheckpoint(path), AllOf(FailsWith(kInvalid, reason::kSourceInvalid),
+                                            Says("opening " + path + ": it is no index; name its folder")));
+  }
+}
+
 // ---- Names of removed duplicates.
 
 TEST(OpenCheckpoint, ResolvesARemovedNameToTheKeptTensor) {
