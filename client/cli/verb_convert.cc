@@ -1,9 +1,12 @@
 // Verbs that write a checkpoint as another one: convert and split.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 
 #include "client/cli/export_run.h"
 #include "client/cli/offline.h"
@@ -37,6 +40,32 @@ bool EndsAsTorchFile(const std::string& target) {
 bool IsFile(ExportFormat to, const std::string& target) {
   if (to == ExportFormat::kTorch) return EndsAsTorchFile(target);
   return to == ExportFormat::kSafetensors && target.ends_with(".safetensors");
+}
+
+// Folders have dots in their names where versions and dtypes stand ("llama-3.1", "model.fp16").
+bool EndsAsOtherFile(const std::string& target) {
+  const std::string suffix = std::filesystem::path(target).extension().string();
+  const auto is_letter = [](unsigned char c) { return std::isalpha(c) != 0; };
+  return suffix == ".h5" ||
+         (suffix.size() > 1 && std::all_of(suffix.begin() + 1, suffix.end(), is_letter));
+}
+
+// A name must not promise another format than the one that is written.
+absl::Status CheckName(const Options& options) {
+  const bool torch = EndsAsTorchFile(options.target);
+  if (torch || options.target.ends_with(".safetensors")) {
+    const std::string named = torch ? "torch" : "safetensors";
+    if (options.to.empty() || options.to == named) return absl::OkStatus();
+    return UsageError(fmt::format("{} is the name of a file of {}, and --to says {}; leave out "
+                                  "--to, or end the name with / for a folder",
+                                  options.target, named, options.to));
+  }
+  std::error_code ignored;
+  const bool folder = options.to == "dcp" || std::filesystem::is_directory(options.target, ignored);
+  if (folder || !EndsAsOtherFile(options.target)) return absl::OkStatus();
+  return UsageError(fmt::format("{} has the end of a file that is not written; end it with "
+                                ".safetensors, .bin or .pt, or with / for a folder",
+                                options.target));
 }
 
 absl::Status NoFolder(const Options& options) {
@@ -85,7 +114,8 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
 void AddPaths(CLI::App& verb, Options& options) {
   verb.add_option("SOURCE", options.source, "A checkpoint as inspect takes it")->required();
   verb.add_option("TARGET", options.target,
-                  "A new folder, or a new file where its name ends as such files' do")
+                  "A new folder, or a new file where its name ends as such files' do (.safetensors, "
+                  ".bin, .pt); a / at its end makes it a folder")
       ->required();
 }
 
@@ -116,7 +146,8 @@ void AddConvert(CLI::App& app, Context& context) {
   AddShardSize(*verb, *options);
   AddChoiceOptions(*verb, "names", options->choice);
   verb->callback([options, &context] {
-    context.action = [options, &context] {
+    context.action = [options, &context]() -> absl::StatusOr<int> {
+      CKPTD_RETURN_IF_ERROR(CheckName(*options));
       if (options->to.empty()) {
         options->to = EndsAsTorchFile(options->target) ? "torch" : "safetensors";
       }
