@@ -14,6 +14,7 @@
 #include "client/cli/verbs.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/export/target.h"
 #include "common/source/path_text.h"
 
 namespace ckptd::cli {
@@ -96,7 +97,9 @@ absl::Status CheckModel(const CheckpointIndex& index) {
                    {{"file", index.source}});
 }
 
-absl::Status MakeFolder(const std::string& path) {
+absl::Status MakeFolder(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  CKPTD_RETURN_IF_ERROR(CheckFolderAbove(path));
   if (::mkdir(path.c_str(), kFolderMode) == 0 || errno == EEXIST) return absl::OkStatus();
   return WithFact(ErrnoStatus(errno, "creating " + path), "file", path);
 }
