@@ -11,6 +11,7 @@
 #include "client/cli/json.h"
 #include "client/cli/offline.h"
 #include "client/cli/output.pb.h"
+#include "client/cli/remarks.h"
 #include "client/cli/table.h"
 #include "client/cli/text.h"
 #include "client/cpp/client.h"
@@ -56,7 +57,7 @@ absl::StatusOr<std::map<std::string, std::string>> ToTied(const std::vector<std:
 
 absl::StatusOr<v1::DeviceMap> PlanHere(const std::string& source, const DtypePolicy& dtypes,
                                        const std::map<std::string, std::string>& tied,
-                                       const DeviceMapArguments& arguments) {
+                                       const DeviceMapArguments& arguments, Context& context) {
   CKPTD_ASSIGN_OR_RETURN(auto max_memory, ParseMaxMemory(arguments.max_memory));
   CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenNamed(source));
   CKPTD_ASSIGN_OR_RETURN(const ModuleTree tree,
@@ -64,6 +65,7 @@ absl::StatusOr<v1::DeviceMap> PlanHere(const std::string& source, const DtypePol
   CKPTD_ASSIGN_OR_RETURN(const DeviceMap map,
                          PlanDeviceMap(tree, {WayOf(arguments.way).here, std::move(max_memory),
                                               arguments.no_split}));
+  NoteRemarks(opened.remarks, context);
   return ToProto(map);
 }
 
@@ -152,7 +154,7 @@ absl::StatusOr<int> RunDeviceMap(const std::string& source, const DtypePolicy& d
   CKPTD_ASSIGN_OR_RETURN(const auto tied, ToTied(arguments.tied));
   CKPTD_ASSIGN_OR_RETURN(const v1::DeviceMap map,
                          remote ? PlanRemote(source, dtypes, tied, arguments, context)
-                                : PlanHere(source, dtypes, tied, arguments));
+                                : PlanHere(source, dtypes, tied, arguments, context));
   if (context.json()) {
     CKPTD_RETURN_IF_ERROR(PrintJson(ToOutput(map), context.io.out));
   } else {

@@ -19,15 +19,16 @@
 namespace ckptd::cli {
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
-
-constexpr double kBetweenLooks = 0.1;  // seconds, at what is shown
+// Seconds: at what is shown, and before a first estimate, which short runs do without.
+constexpr double kBetweenLooks = 0.1;
+constexpr double kBeforeFirst = 1;
 
 // Follows the bytes that are written.
 class Progress {
  public:
   Progress(uint64_t total, Context& context)
-      : view_(context.io, context.globals.quiet),
+      : io_(context.io),
+        view_(context.io, context.globals.quiet),
         listening_(context.io.interrupt, [this] { stopped_ = true; }) {
     progress_.set_bytes_total(total);
     progress_.set_slowest_rank(-1);
@@ -36,21 +37,21 @@ class Progress {
   bool Add(uint64_t bytes) {
     progress_.set_bytes_done(progress_.bytes_done() + bytes);
     const double took = seconds();
-    if (took < next_) return !stopped_;
+    const bool is_last = next_ > kBeforeFirst && progress_.bytes_done() == progress_.bytes_total();
+    if (took < next_ && !is_last) return !stopped_;
     next_ = took + kBetweenLooks;
-    if (took > 0) {
-      progress_.set_bytes_per_second(static_cast<double>(progress_.bytes_done()) / took);
-    }
-    view_.Update(progress_, "WRITING");
+    progress_.set_bytes_per_second(static_cast<double>(progress_.bytes_done()) / took);
+    view_.Update(progress_, is_last ? "WRITTEN" : "WRITING");
     return !stopped_;
   }
   double seconds() const {
-    return std::chrono::duration<double>(SteadyClock::now() - begin_).count();
+    return std::chrono::duration<double>(io_.now() - begin_).count();
   }
 
  private:
-  const SteadyClock::time_point begin_ = SteadyClock::now();
-  double next_ = 0;
+  const Io& io_;
+  const TimePoint begin_ = io_.now();
+  double next_ = kBeforeFirst;
   v1::Progress progress_;
   ProgressView view_;
   std::atomic<bool> stopped_ = false;
@@ -61,25 +62,23 @@ class Progress {
 std::vector<std::string> LeftOut(const CheckpointIndex& index, const ExportOptions& options,
                                  const Content& content) {
   std::vector<std::string> remarks;
-  if (!index.values.empty()) {
-    remarks.push_back(fmt::format("{} that are no tensors were left out",
-                                  Counted(index.values.size(), "value")));
-  }
-  if (!index.opaque.empty()) {
-    remarks.push_back(fmt::format("{} of classes were left out",
-                                  Counted(index.opaque.size(), "object")));
-  }
+  const auto add = [&remarks](size_t count, const char* one, const char* many) {
+    if (count == 1) remarks.emplace_back(one);
+    if (count > 1) remarks.push_back(fmt::format("{} {}", count, many));
+  };
+  add(index.values.size(), "1 value that is no tensor was left out",
+      "values that are no tensors were left out");
+  add(index.opaque.size(), "1 object of a class was left out", "objects of classes were left out");
   size_t objects = 0;
   for (const TensorEntry& tensor : index.tensors) objects += tensor.kind == EntryKind::kObject;
-  if (objects > 0 && options.to != ExportFormat::kDcp) {
-    remarks.push_back(fmt::format("{} of bytes were left out", Counted(objects, "entry")));
+  if (options.to != ExportFormat::kDcp) {
+    add(objects, "1 entry of bytes was left out", "entries of bytes were left out");
   }
   size_t aliases = 0;
   for (const OutTensor& tensor : content.tensors) aliases += tensor.aliases.size();
-  if (aliases > 0 && options.to == ExportFormat::kSafetensors) {
-    remarks.push_back(fmt::format("{} of tied tensors became metadata, as safetensors' save_model "
-                                  "keeps them",
-                                  Counted(aliases, "name")));
+  if (options.to == ExportFormat::kSafetensors) {
+    add(aliases, "1 name of a tied tensor became metadata, as safetensors' save_model keeps it",
+        "names of tied tensors became metadata, as safetensors' save_model keeps them");
   }
   return remarks;
 }

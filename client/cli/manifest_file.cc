@@ -20,6 +20,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/base/utf8.h"
+#include "common/export/target.h"
 #include "common/source/manifest.h"
 
 namespace ckptd::cli {
@@ -146,6 +147,7 @@ absl::Status CheckFileNames(const CheckpointIndex& index) {
 }
 
 absl::Status WriteWhole(const std::string& path, const std::string& text) {
+  CKPTD_RETURN_IF_ERROR(CheckFolderAbove(path));
   std::string beside;
   CKPTD_ASSIGN_OR_RETURN(UniqueFd fd, CreateBeside(path, beside));
   absl::Status status = WriteAll(fd.get(), text, path);

@@ -102,15 +102,16 @@ void PrintRemarks(const std::vector<std::string>& remarks, std::ostream& out) {
   for (const std::string& remark : remarks) out << "note: " << Escape(remark) << '\n';
 }
 
-absl::StatusOr<GroupPlan> PlanOffline(const std::string& source, const std::string& layout,
-                                      const DtypePolicy& policy) {
+absl::StatusOr<OfflinePlan> PlanOffline(const std::string& source, const std::string& layout,
+                                        const DtypePolicy& policy) {
   CKPTD_ASSIGN_OR_RETURN(const LayoutRules rules, LayoutRules::Parse(layout));
   CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenNamed(source));
   const auto index = std::make_shared<const CheckpointIndex>(std::move(opened.index));
   std::vector<uint32_t> ranks(rules.world_size());
   std::iota(ranks.begin(), ranks.end(), 0u);
   CKPTD_ASSIGN_OR_RETURN(const std::vector<Cohort> cohorts, rules.ForRanks(*index, ranks));
-  return GroupPlan::Make(index, cohorts, policy);
+  CKPTD_ASSIGN_OR_RETURN(GroupPlan plan, GroupPlan::Make(index, cohorts, policy));
+  return OfflinePlan{std::move(plan), std::move(opened.remarks)};
 }
 
 PlanOutput ToOutput(const GroupPlan& plan) {

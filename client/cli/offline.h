@@ -27,16 +27,22 @@ absl::StatusOr<SourceInfo> InspectOffline(const std::string& source);
 uint64_t BytesOf(const TensorEntry& tensor);
 uint64_t BytesOf(const CheckpointIndex& index);
 
-// The bytes of each file that no tensor has: a header, and what views leave of the storages that
-// were saved with them. Gaps inside of a view count as the view's. 0 for files without tensors.
+// The bytes of each file that no tensor of the index has: other parts, a header, and what views
+// leave of the storages that were saved with them. Gaps inside of a view count as the view's. 0 for
+// files without tensors.
 std::vector<uint64_t> UnusedBytes(const CheckpointIndex& index);
 
 // Prints each on a line of its own, as a note.
 void PrintRemarks(const std::vector<std::string>& remarks, std::ostream& out);
 
+struct OfflinePlan {
+  GroupPlan plan;
+  std::vector<std::string> remarks;  // on the source
+};
+
 // Plans every rank of a layout in rule form. Errors: those of OpenCheckpoint, LayoutRules and PlanRank.
-absl::StatusOr<GroupPlan> PlanOffline(const std::string& source, const std::string& layout,
-                                      const DtypePolicy& policy);
+absl::StatusOr<OfflinePlan> PlanOffline(const std::string& source, const std::string& layout,
+                                        const DtypePolicy& policy);
 // A plan as it is printed, with warnings, without a prediction.
 PlanOutput ToOutput(const GroupPlan& plan);
 

@@ -1,9 +1,12 @@
 // Verbs that write a checkpoint as another one: convert and split.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 
 #include "client/cli/export_run.h"
 #include "client/cli/offline.h"
@@ -39,6 +42,32 @@ bool IsFile(ExportFormat to, const std::string& target) {
   return to == ExportFormat::kSafetensors && target.ends_with(".safetensors");
 }
 
+// Folders have dots in their names where versions and dtypes stand ("llama-3.1", "model.fp16").
+bool EndsAsOtherFile(const std::string& target) {
+  const std::string suffix = std::filesystem::path(target).extension().string();
+  const auto is_letter = [](unsigned char c) { return std::isalpha(c) != 0; };
+  return suffix == ".h5" ||
+         (suffix.size() > 1 && std::all_of(suffix.begin() + 1, suffix.end(), is_letter));
+}
+
+// A name must not promise another format than the one that is written.
+absl::Status CheckName(const Options& options) {
+  const bool torch = EndsAsTorchFile(options.target);
+  if (torch || options.target.ends_with(".safetensors")) {
+    const std::string named = torch ? "torch" : "safetensors";
+    if (options.to.empty() || options.to == named) return absl::OkStatus();
+    return UsageError(fmt::format("{} is the name of a file of {}, and --to says {}; leave out "
+                                  "--to, or end the name with / for a folder",
+                                  options.target, named, options.to));
+  }
+  std::error_code ignored;
+  const bool folder = options.to == "dcp" || std::filesystem::is_directory(options.target, ignored);
+  if (folder || !EndsAsOtherFile(options.target)) return absl::OkStatus();
+  return UsageError(fmt::format("{} has the end of a file that is not written; end it with "
+                                ".safetensors, .bin or .pt, or with / for a folder",
+                                options.target));
+}
+
 absl::Status NoFolder(const Options& options) {
   return UsageError(fmt::format("{} would be one file, and split writes several; name a folder, or "
                                 "use convert",
@@ -72,6 +101,11 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
                                   options.target,
                                   out.is_file ? "" : " and another format than dcp"));
   }
+  if (!options.max_shard_size.empty() && IsAdapter(source.index)) {
+    return UsageError(fmt::format("{} is an adapter, which PEFT opens as one file alone: leave out "
+                                  "--max-shard-size",
+                                  options.source));
+  }
   CKPTD_ASSIGN_OR_RETURN(const Content content, Choose(source.index, choice));
   if (!out.is_file) out.sidecars = FindSidecars(SplitPart(source.index.source).path);
   return RunExport(source, content, options.target, std::move(out), context);
@@ -80,7 +114,8 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
 void AddPaths(CLI::App& verb, Options& options) {
   verb.add_option("SOURCE", options.source, "A checkpoint as inspect takes it")->required();
   verb.add_option("TARGET", options.target,
-                  "A new folder, or a new file where its name ends as such files' do")
+                  "A new folder, or a new file where its name ends as such files' do (.safetensors, "
+                  ".bin, .pt); a / at its end makes it a folder")
       ->required();
 }
 
@@ -101,8 +136,7 @@ void AddConvert(CLI::App& app, Context& context) {
           "  ckptctl convert checkpoint-500/pytorch_model_fsdp_0 model/ --to safetensors\n"
           "  ckptctl convert pytorch_model.bin model.safetensors --dtype BF16\n"
           "  ckptctl convert llama/ dcp/ --to dcp --rename '^=model.'\n"
-          "  ckptctl convert last.ckpt model.safetensors --include 'state_dict.*' \\\n"
-          "    --rename '^state_dict\\.='\n");
+          "  ckptctl convert last.ckpt model.safetensors --rename '^model\\.='\n");
   auto options = std::make_shared<Options>();
   AddPaths(*verb, *options);
   verb->add_option("--to", options->to, "The format that is written; default: what the target's name says, else safetensors")
@@ -112,7 +146,8 @@ void AddConvert(CLI::App& app, Context& context) {
   AddShardSize(*verb, *options);
   AddChoiceOptions(*verb, "names", options->choice);
   verb->callback([options, &context] {
-    context.action = [options, &context] {
+    context.action = [options, &context]() -> absl::StatusOr<int> {
+      CKPTD_RETURN_IF_ERROR(CheckName(*options));
       if (options->to.empty()) {
         options->to = EndsAsTorchFile(options->target) ? "torch" : "safetensors";
       }

@@ -9,6 +9,7 @@
 #include "client/cli/json.h"
 #include "client/cli/offline.h"
 #include "client/cli/output.pb.h"
+#include "client/cli/remarks.h"
 #include "client/cli/table.h"
 #include "client/cli/text.h"
 #include "client/cli/verbs.h"
@@ -57,7 +58,8 @@ std::string WhatDiffers(const DiffOutput::Difference& one) {
   std::string out = one.kind() == "dtype" ? "another dtype" : "";
   if (one.elements() == 0) return out;
   if (!out.empty()) out += ", ";
-  out += fmt::format("{} differ", Counted(one.elements(), "element"));
+  out += fmt::format("{} differ{}", Counted(one.elements(), "element"),
+                     one.elements() == 1 ? "s" : "");
   if (one.has_largest()) out += fmt::format(", by up to {:.6g}", one.largest());
   return out;
 }
@@ -85,6 +87,7 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
   CKPTD_ASSIGN_OR_RETURN(const Content a, Choose(first.index, choice));
   choice.rename = nullptr;
   CKPTD_ASSIGN_OR_RETURN(const Content b, Choose(second.index, choice));
+  CKPTD_RETURN_IF_ERROR(CheckPatterns(choice, {&a, &b}));
   std::atomic<bool> stopped = false;
   const CancelToken::Listening listening(context.io.interrupt, [&stopped] { stopped = true; });
   const absl::StatusOr<Comparison> comparison =
@@ -96,6 +99,8 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
     CKPTD_RETURN_IF_ERROR(PrintJson(output, context.io.out));
   } else {
     Print(output, context.io.out);
+    NoteRemarks(first.remarks, context);
+    NoteRemarks(second.remarks, context);
   }
   return output.same() ? kExitFine : kExitMismatch;
 }
@@ -109,7 +114,7 @@ void AddDiff(CLI::App& app, Context& context) {
       "much. Exit code 5 says that something differs.\n\n"
       "Examples:\n"
       "  ckptctl diff checkpoint-500/pytorch_model_fsdp_0 model.safetensors\n"
-      "  ckptctl diff last.ckpt model/ --include '*.weight' --rename '^state_dict\\.='\n");
+      "  ckptctl diff last.ckpt model/ --include '*.weight' --rename '^model\\.='\n");
   auto options = std::make_shared<Options>();
   verb->add_option("FIRST", options->a, "A checkpoint as inspect takes it")->required();
   verb->add_option("SECOND", options->b, "Another one")->required();

@@ -96,7 +96,7 @@ void PrintFiles(const CheckpointIndex& index, std::ostream& out) {
   bool wastes = false;
   for (size_t i = 0; i < unused.size(); ++i) wastes = wastes || IsWaste(unused[i], index.files[i]);
   std::vector<Table::Column> columns = {{"FILE"}, {"SIZE", Table::Align::kRight}};
-  if (wastes) columns.push_back({"OF NO TENSOR", Table::Align::kRight});
+  if (wastes) columns.push_back({"NOT LOADED", Table::Align::kRight});
   Table files(std::move(columns));
   for (size_t i = 0; i < unused.size(); ++i) {
     std::vector<std::string> row = {TextOfPath(index.files[i].path), HumanBytes(index.files[i].bytes)};
@@ -210,6 +210,13 @@ void KeepMatching(const std::string& pattern, CheckpointIndex& index) {
   }
 }
 
+bool HasTensors(const CheckpointIndex& index) {
+  return !index.tensors.empty() || !index.aliases.empty();
+}
+bool HasValues(const CheckpointIndex& index) {
+  return !index.values.empty() || !index.opaque.empty();
+}
+
 absl::StatusOr<SourceInfo> Read(const Options& options, const Context& context) {
   if (!options.remote) return InspectOffline(options.path);
   CKPTD_ASSIGN_OR_RETURN(const std::string source, AbsolutePath(options.path));
@@ -232,7 +239,14 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
   if (options.tree) PrintTree(source.index, out);
   if (!tensors && !lists) PrintSummary(source, out);
   if (!tensors && !options.tree) PrintValues(source, options.values, out);
-  if (!tensors && !lists) PrintRemarks(source.remarks, out);
+  if (!tensors && !options.tree) PrintRemarks(source.remarks, out);
+  const bool found = ((tensors || options.tree) && HasTensors(source.index)) ||
+                     (options.values && HasValues(source.index));
+  if (!options.filter.empty() && !found) {
+    context.Note(fmt::format("no name matches {}; leave out --filter to see all", options.filter));
+  } else if (options.values && !tensors && !found) {
+    context.Note("there is nothing but tensors; leave out --values to see these");
+  }
   return kExitFine;
 }
 

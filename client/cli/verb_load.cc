@@ -9,6 +9,7 @@
 #include "client/cli/exit_codes.h"
 #include "client/cli/json.h"
 #include "client/cli/progress.h"
+#include "client/cli/remarks.h"
 #include "client/cli/text.h"
 #include "client/cli/verbs.h"
 #include "common/base/escape.h"
@@ -120,6 +121,8 @@ absl::StatusOr<int> RunLoad(const Options& options, Context& context) {
   if (!checkpoint.served_from().empty()) result.set_resident(true);
   NoteDifference(result, context);
   CKPTD_RETURN_IF_ERROR(PrintLoaded(result, context));
+  const bool silent = options.no_wait || context.json() || context.globals.quiet;
+  if (!silent) NoteRemarks(RemarksOf(client, spec.source()), context);
   return kExitFine;
 }
 
@@ -175,7 +178,7 @@ void AddLoad(CLI::App& app, Context& context) {
       "  name=$(ckptctl load /models/llama --layout fsdp:8 --quiet)\n"
       "  ckptctl load /models/llama --layout @layout.json --no-wait --output json\n");
   auto options = std::make_shared<Options>();
-  verb->add_option("PATH", options->path, "A .safetensors file, an index.json, or a folder")
+  verb->add_option("PATH", options->path, "A checkpoint as inspect takes it")
       ->required();
   verb->add_option("--layout", options->layout,
                    "fsdp:N, hsdp:RxS, replicate:N, a layout file (FILE.json or @FILE), or its JSON")

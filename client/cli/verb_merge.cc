@@ -14,6 +14,8 @@
 #include "client/cli/verbs.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/export/target.h"
+#include "common/source/path_text.h"
 
 namespace ckptd::cli {
 namespace {
@@ -41,22 +43,42 @@ absl::Status NotFound(const std::string& folder, const std::string& advice) {
 absl::Status CheckFolder(const std::string& folder) {
   std::error_code ignored;
   const fs::path path(folder);
-  if (!fs::exists(path, ignored)) return NotFound(folder, "");
-  if (fs::exists(path / ".metadata", ignored)) return absl::OkStatus();
-  const std::string model = (path / "pytorch_model_fsdp_0").string();
-  const std::string optimizer = (path / "optimizer_0").string();
-  const bool has_model = fs::is_directory(model, ignored);
-  const bool has_optimizer = fs::is_directory(optimizer, ignored);
-  if (has_model && has_optimizer) {
-    return NotFound(folder, fmt::format(" However, potential model and optimizer checkpoint "
-                                        "directories exist. Please pass in either {} or {} instead.",
-                                        model, optimizer));
+  if (!fs::exists(path, ignored)) {
+    const SourceName named = SplitPart(folder);
+    if (!named.part.empty() && fs::exists(named.path, ignored)) return absl::OkStatus();
+    return NotFound(folder, " The path does not exist.");
   }
-  if (!has_model && !has_optimizer) return absl::OkStatus();
-  return NotFound(folder, fmt::format(" However, a potential {} checkpoint directory exists. Please "
-                                      "try passing in {} instead.",
-                                      has_model ? "model" : "optimizer",
-                                      has_model ? model : optimizer));
+  const fs::path model = path / "pytorch_model_fsdp_0";
+  if (fs::exists(path / ".metadata", ignored) || !fs::is_directory(model, ignored)) {
+    return absl::OkStatus();
+  }
+  return NotFound(folder, fmt::format(" However, a potential model checkpoint directory exists. "
+                                      "Please try passing in {} instead.",
+                                      model.string()));
+}
+
+// What is removed afterwards must be neither the result nor a part that was not merged.
+absl::Status CheckRemoval(const Options& options) {
+  std::error_code error;
+  if (!fs::exists(options.folder, error)) {
+    return UsageError(fmt::format("{} is a part, and --remove-checkpoint-dir would remove all of "
+                                  "them; leave it out",
+                                  options.folder));
+  }
+  // Absolute first: what begins with a name that is not there would stay relative.
+  const fs::path folder = fs::weakly_canonical(fs::absolute(options.folder, error), error);
+  if (error) return ErrnoStatus(error.value(), "resolving " + options.folder);
+  const fs::path target = fs::weakly_canonical(fs::absolute(options.target, error), error);
+  if (error) return ErrnoStatus(error.value(), "resolving " + options.target);
+  if (std::mismatch(folder.begin(), folder.end(), target.begin(), target.end()).first !=
+      folder.end()) {
+    return absl::OkStatus();
+  }
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kTargetInvalid,
+                   fmt::format("merging {}: it would be removed afterwards, and {} with it; name an "
+                               "output outside of it, or keep it",
+                               options.folder, options.target),
+                   {{"file", options.target}});
 }
 
 // An optimizer's state is dicts in dicts, which safetensors cannot hold; nor would flattened names
@@ -75,13 +97,16 @@ absl::Status CheckModel(const CheckpointIndex& index) {
                    {{"file", index.source}});
 }
 
-absl::Status MakeFolder(const std::string& path) {
+absl::Status MakeFolder(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  CKPTD_RETURN_IF_ERROR(CheckFolderAbove(path));
   if (::mkdir(path.c_str(), kFolderMode) == 0 || errno == EEXIST) return absl::OkStatus();
   return WithFact(ErrnoStatus(errno, "creating " + path), "file", path);
 }
 
 absl::StatusOr<int> Run(const Options& options, Context& context) {
   CKPTD_RETURN_IF_ERROR(CheckFolder(options.folder));
+  if (options.remove) CKPTD_RETURN_IF_ERROR(CheckRemoval(options));
   CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint source, OpenNamed(options.folder));
   CKPTD_RETURN_IF_ERROR(CheckModel(source.index));
   CKPTD_ASSIGN_OR_RETURN(const Content content, Choose(source.index, {}));

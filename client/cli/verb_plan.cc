@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "client/cli/device_map.h"
 #include "client/cli/exit_codes.h"
@@ -12,6 +14,7 @@
 #include "client/cli/offline.h"
 #include "client/cli/output.pb.h"
 #include "client/cli/plan_html.h"
+#include "client/cli/remarks.h"
 #include "client/cli/table.h"
 #include "client/cli/text.h"
 #include "client/cli/verbs.h"
@@ -127,16 +130,18 @@ void PrintPlan(const v1::PlanLoadResponse& plan, bool from_one, std::ostream& ou
   files.Print(out);
 }
 
-absl::StatusOr<PlanOutput> Plan(const Options& options, const Context& context) {
+absl::StatusOr<PlanOutput> Plan(const Options& options, const Context& context,
+                                std::vector<std::string>& remarks) {
   CKPTD_ASSIGN_OR_RETURN(const std::string layout, ReadLayout(options.layout));
   CKPTD_ASSIGN_OR_RETURN(const DtypePolicy policy, ToDtypePolicy(options.dtype, options.keep_f32));
   if (!options.remote) {
-    CKPTD_ASSIGN_OR_RETURN(const GroupPlan plan, PlanOffline(options.path, layout, policy));
+    CKPTD_ASSIGN_OR_RETURN(OfflinePlan plan, PlanOffline(options.path, layout, policy));
     if (!options.html.empty()) {
-      CKPTD_ASSIGN_OR_RETURN(const std::string html, PlanHtml(plan, layout));
+      CKPTD_ASSIGN_OR_RETURN(const std::string html, PlanHtml(plan.plan, layout));
       CKPTD_RETURN_IF_ERROR(WriteWhole(options.html, html));
     }
-    return ToOutput(plan);
+    remarks = std::move(plan.remarks);
+    return ToOutput(plan.plan);
   }
   v1::LoadSpec spec;
   CKPTD_ASSIGN_OR_RETURN(*spec.mutable_source(), AbsolutePath(options.path));
@@ -145,6 +150,7 @@ absl::StatusOr<PlanOutput> Plan(const Options& options, const Context& context) 
   *spec.mutable_dtype_policy() = ToProto(policy);
   PlanOutput out;
   CKPTD_ASSIGN_OR_RETURN(*out.mutable_plan(), client.Plan(spec));
+  remarks = RemarksOf(client, spec.source());
   return out;
 }
 
@@ -161,7 +167,8 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
   }
   // Mistakes in options are reported before a large checkpoint is planned.
   if (!options.hardware.empty()) CKPTD_RETURN_IF_ERROR(FindHardware(options.hardware).status());
-  CKPTD_ASSIGN_OR_RETURN(PlanOutput plan, Plan(options, context));
+  std::vector<std::string> remarks;
+  CKPTD_ASSIGN_OR_RETURN(PlanOutput plan, Plan(options, context, remarks));
   if (!options.hardware.empty()) {
     CKPTD_ASSIGN_OR_RETURN(const LoadPrediction prediction, Predict(options, plan.plan()));
     AddPrediction(prediction, plan);
@@ -174,6 +181,7 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
   if (plan.has_prediction()) PrintPrediction(options, plan.prediction(), context.io.out);
   if (!options.html.empty()) context.Note("the picture is in " + options.html);
   for (const std::string& warning : plan.warnings()) context.Note("warning: " + warning);
+  NoteRemarks(remarks, context);
   return kExitFine;
 }
 
@@ -200,7 +208,7 @@ void AddPlan(CLI::App& app, Context& context) {
       app, "plan", "Show what a load would read and what each rank would get (no daemon needed)",
       kHelp);
   auto options = std::make_shared<Options>();
-  verb->add_option("PATH", options->path, "A .safetensors file, an index.json, or a folder")
+  verb->add_option("PATH", options->path, "A checkpoint as inspect takes it")
       ->required();
   verb->add_option("--layout", options->layout,
                    "fsdp:N, hsdp:RxS, replicate:N, a layout file (FILE.json or @FILE), or its JSON")

@@ -45,14 +45,13 @@ struct Verified {
   int32_t world_size = 1;  // of the group that holds it
 };
 
-// A path starts with a slash, or has a file after one. A checkpoint's name has no slash, except
-// after the common prefix.
+// A path starts with a slash, or has a file after one, or the dot or part of a file's name. A
+// checkpoint's name has none of these, except for the slash after the common prefix.
 bool IsPath(const std::string& target) {
   if (target.substr(0, 12) == "checkpoints/") return false;
   std::error_code ignored;
-  return target.front() == '/' || target.front() == '.' ||
-         target.find('/') != std::string::npos || std::filesystem::exists(target, ignored) ||
-         std::filesystem::path(target).extension() == ".safetensors";
+  return target.find_first_of("/.#") != std::string::npos ||
+         std::filesystem::exists(target, ignored);
 }
 
 std::string TextOf(const VerifyOutput::Difference& one) {
@@ -129,9 +128,16 @@ absl::StatusOr<Verified> VerifyFiles(const std::string& path) {
 }
 
 absl::StatusOr<Verified> CompareWithManifest(const Options& options) {
-  CKPTD_ASSIGN_OR_RETURN(const std::string text,
-                         ReadSmallFile(options.manifest, kMaxManifestBytes));
-  const absl::StatusOr<Manifest> kept = ParseManifest(text);
+  const absl::StatusOr<std::string> text = ReadSmallFile(options.manifest, kMaxManifestBytes);
+  if (absl::IsNotFound(text.status())) {
+    return MakeError(absl::StatusCode::kNotFound, reason::kSourceNotFound,
+                     fmt::format("opening {}: there is no such file; name a manifest that `ckptctl "
+                                 "verify --write-manifest` has written",
+                                 options.manifest),
+                     {{"file", options.manifest}});
+  }
+  CKPTD_RETURN_IF_ERROR(text.status());
+  const absl::StatusOr<Manifest> kept = ParseManifest(*text);
   if (!kept.ok()) {
     return WithFact(WithContext(kept.status(), options.manifest), "file", options.manifest);
   }

@@ -34,12 +34,11 @@ class Patterns {
     }
     return any;
   }
-  // The first one that matched nothing; empty: there is none.
-  std::string Unused() const {
+  // Appends those that matched nothing.
+  void AddUnused(std::vector<std::string>& out) const {
     for (size_t i = 0; i < patterns_.size(); ++i) {
-      if (!used_[i]) return patterns_[i];
+      if (!used_[i]) out.push_back(patterns_[i]);
     }
-    return {};
   }
 
  private:
@@ -100,6 +99,22 @@ uint64_t Content::bytes() const {
   return sum;
 }
 
+absl::Status CheckPatterns(const Choice& choice, std::initializer_list<const Content*> contents) {
+  for (const std::string& pattern : (*contents.begin())->unmatched) {
+    const bool nowhere = std::all_of(contents.begin(), contents.end(), [&](const Content* one) {
+      return std::find(one->unmatched.begin(), one->unmatched.end(), pattern) !=
+             one->unmatched.end();
+    });
+    if (!nowhere) continue;
+    return Invalid(fmt::format("no name matches {}; `ckptctl inspect --tensors` lists the names",
+                               Quoted(pattern)));
+  }
+  const bool left = std::any_of(contents.begin(), contents.end(),
+                                [](const Content* one) { return !one->tensors.empty(); });
+  if (left || (choice.include.empty() && choice.exclude.empty())) return absl::OkStatus();
+  return Invalid("nothing is left; give other --include or --exclude patterns");
+}
+
 absl::StatusOr<Content> Choose(const CheckpointIndex& index, const Choice& choice) {
   std::map<std::string, std::vector<std::string>> names;  // of each tensor, the first one first
   for (const TensorEntry& tensor : index.tensors) names[tensor.name] = {tensor.name};
@@ -122,14 +137,12 @@ absl::StatusOr<Content> Choose(const CheckpointIndex& index, const Choice& choic
     });
     if (!of.empty()) content.tensors.push_back(ToOut(tensor, of, choice));
   }
-  for (const Patterns* patterns : {&include, &exclude}) {
-    const std::string unused = patterns->Unused();
-    if (!unused.empty() && !choice.may_match_nothing) {
-      return Invalid(fmt::format("no name matches {}; `ckptctl inspect --tensors` lists the names",
-                                 Quoted(unused)));
-    }
+  include.AddUnused(content.unmatched);
+  exclude.AddUnused(content.unmatched);
+  if (!choice.may_match_nothing) {
+    CKPTD_RETURN_IF_ERROR(CheckPatterns(choice, {&content}));
+    if (content.tensors.empty()) return Invalid("there are no tensors; name another part or file");
   }
-  if (content.tensors.empty() && !choice.may_match_nothing) return Invalid("nothing is left");
   if (IsOfTorch(index.format)) SortAsInFiles(content.tensors);
   CKPTD_RETURN_IF_ERROR(CheckNames(content));
   return content;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <string>
@@ -27,6 +28,7 @@ struct Content {
   const CheckpointIndex* index = nullptr;
   std::vector<OutTensor> tensors;
   std::map<std::string, std::string> metadata;  // of the files, for formats that have some
+  std::vector<std::string> unmatched = {};      // patterns that no name matches
 
   uint64_t bytes() const;
 };
@@ -35,7 +37,7 @@ struct Choice {
   // Patterns (common/layout/glob.h) of names before they are changed; no `include`: all.
   std::vector<std::string> include = {};
   std::vector<std::string> exclude = {};
-  bool may_match_nothing = false;  // else each pattern matches a name
+  bool may_match_nothing = false;  // else each pattern matches a name, and something is left
   // The new name of an old one; null: it stays.
   std::function<std::string(const std::string&)> rename = nullptr;
   // Also entries that are no tensors (EntryKind::kObject), which DCP alone can hold.
@@ -49,6 +51,10 @@ struct Choice {
 // INVALID_REQUEST for a pattern that matches nothing, for two tensors that get one name, and where
 // nothing is left.
 absl::StatusOr<Content> Choose(const CheckpointIndex& index, const Choice& choice);
+
+// For contents that were chosen by the same patterns. Errors: InvalidArgument INVALID_REQUEST for a
+// pattern that matches a name of none of them, and where the patterns leave nothing of any.
+absl::Status CheckPatterns(const Choice& choice, std::initializer_list<const Content*> contents);
 
 }  // namespace ckptd
 

@@ -1,6 +1,7 @@
 #include "common/export/export.h"
 
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
 #include <utility>
@@ -19,6 +20,8 @@ namespace {
 
 constexpr char kSafetensorsName[] = "model.safetensors";
 constexpr char kTorchName[] = "pytorch_model.bin";
+constexpr char kSafetensorsAdapter[] = "adapter_model.safetensors";
+constexpr char kTorchAdapter[] = "adapter_model.bin";
 constexpr char kIndexSuffix[] = ".index.json";
 
 using Tensors = std::vector<const OutTensor*>;
@@ -72,9 +75,13 @@ class Writer {
   }
 
   absl::Status WriteShards() {
-    const std::string base =
-        options_.to == ExportFormat::kTorch ? kTorchName : kSafetensorsName;
-    const auto shards = SplitIntoShards(content_.tensors, options_.max_shard_bytes);
+    const bool adapter = IsAdapter(*content_.index);
+    const std::string base = options_.to == ExportFormat::kTorch
+                                 ? (adapter ? kTorchAdapter : kTorchName)
+                                 : (adapter ? kSafetensorsAdapter : kSafetensorsName);
+    const uint64_t limit =
+        adapter ? std::numeric_limits<uint64_t>::max() : options_.max_shard_bytes;
+    const auto shards = SplitIntoShards(content_.tensors, limit);
     std::map<std::string, std::string> file_of;
     for (size_t i = 0; i < shards.size(); ++i) {
       const std::string name = ShardName(base, i, shards.size());

@@ -25,10 +25,11 @@ std::optional<ExportFormat> ParseExportFormat(std::string_view name);
 struct ExportOptions {
   ExportFormat to = ExportFormat::kSafetensors;
   // A file; else a folder, whose files have the names that loaders look for ("model.safetensors",
-  // "pytorch_model.bin").
+  // "pytorch_model.bin"; of adapters "adapter_model.safetensors", "adapter_model.bin").
   bool is_file = false;
   bool replace = false;                        // a file that is there
-  uint64_t max_shard_bytes = kDefaultShardBytes;  // of one file in a folder; DCP has one always
+  // Of one file in a folder; DCP and adapters have one always.
+  uint64_t max_shard_bytes = kDefaultShardBytes;
   // Paths of files that are copied beside, under their names; for folders.
   std::vector<std::string> sidecars = {};
   OnWritten on_written = nullptr;  // bytes of tensors
@@ -46,8 +47,12 @@ struct ExportResult {
 absl::StatusOr<ExportResult> Export(const Content& content, const std::string& target,
                                     const ExportOptions& options);
 
+// Whether it is an adapter of PEFT, which opens one file of a certain name.
+bool IsAdapter(const CheckpointIndex& index);
+
 // Files beside the weights of a source that is a folder which others of its kind need: config.json,
-// the tokenizer's and their like. Paths, sorted. Never weights, indices or state of a training.
+// the tokenizer's and their like; of an adapter's file its configuration. Paths, sorted. Never
+// weights, indices or state of a training.
 std::vector<std::string> FindSidecars(const std::string& source);
 
 }  // namespace ckptd

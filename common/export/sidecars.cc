@@ -15,6 +15,10 @@ namespace fs = std::filesystem;
 // Larger ones are no configuration.
 constexpr uintmax_t kMostBytes = uintmax_t{256} << 20;
 
+bool IsAdapterFile(const fs::path& path) {
+  return path.filename() == "adapter_model.safetensors" || path.filename() == "adapter_model.bin";
+}
+
 bool IsSidecar(const fs::directory_entry& entry) {
   static const std::set<std::string_view> kSuffixes = {".json",     ".txt", ".model", ".py",
                                                        ".tiktoken", ".md",  ".jinja", ".jsonl",
@@ -33,10 +37,18 @@ bool IsSidecar(const fs::directory_entry& entry) {
 
 }  // namespace
 
+bool IsAdapter(const CheckpointIndex& index) {
+  return index.files.size() == 1 && IsAdapterFile(index.files.front().path);
+}
+
 std::vector<std::string> FindSidecars(const std::string& source) {
   std::vector<std::string> found;
   std::error_code error;
-  if (!fs::is_directory(source, error)) return found;
+  if (!fs::is_directory(source, error)) {
+    const fs::path config = fs::path(source).parent_path() / "adapter_config.json";
+    if (IsAdapterFile(source) && fs::is_regular_file(config, error)) found = {config.string()};
+    return found;
+  }
   for (const fs::directory_entry& entry : fs::directory_iterator(source, error)) {
     if (IsSidecar(entry)) found.push_back(entry.path().string());
   }

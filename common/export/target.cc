@@ -74,6 +74,14 @@ absl::Status RemoveContents(const std::string& folder) {
 
 }  // namespace
 
+absl::Status CheckFolderAbove(const std::string& path) {
+  const fs::path above = fs::path(path).parent_path();
+  std::error_code ignored;
+  if (above.empty() || fs::is_directory(above, ignored)) return absl::OkStatus();
+  return Invalid(absl::StatusCode::kNotFound, path,
+                 fmt::format("there is no folder {}; create it first", above.string()));
+}
+
 absl::StatusOr<Target> Target::Create(const std::string& path, Kind kind, uint64_t bytes) {
   std::string plain = path;
   while (plain.size() > 1 && plain.back() == '/') plain.pop_back();
@@ -85,6 +93,7 @@ absl::StatusOr<Target> Target::Create(const std::string& path, Kind kind, uint64
   }
   const std::string parent = whole.has_parent_path() ? whole.parent_path().string() : ".";
   CKPTD_RETURN_IF_ERROR(CheckFree(plain, kind));
+  CKPTD_RETURN_IF_ERROR(CheckFolderAbove(plain));
   CKPTD_RETURN_IF_ERROR(CheckRoom(plain, parent, bytes));
   Target target(plain, kind, fmt::format("{}/.{}.ckptd-partial", parent, name));
   CKPTD_RETURN_IF_ERROR(target.Lock());

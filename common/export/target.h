@@ -11,6 +11,9 @@
 
 namespace ckptd {
 
+// OK if there is a folder that `path` can lie in; else NotFound TARGET_INVALID, with fact "file".
+absl::Status CheckFolderAbove(const std::string& path);
+
 // All is written into a folder beside the target, of the same file system and with a name that no
 // loader takes for a checkpoint, and renamed at the end. What a run left that was killed goes when
 // the next one to the same target begins. Not thread-safe.

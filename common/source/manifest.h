@@ -59,7 +59,7 @@ struct ManifestDifference {
   std::string file;    // name of it in the manifest, or in the source if it is new
   std::string what;    // "its bytes differ"
 };
-// Empty when all of both is the same.
+// Empty when all of both is the same. The names of files count, unless each has one alone.
 std::vector<ManifestDifference> Compare(const Manifest& kept, const Manifest& now);
 
 // JSON, one line per file and tensor.

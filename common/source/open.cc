@@ -38,7 +38,7 @@ absl::StatusOr<std::string> MakeAbsolute(const std::string& source) {
   if (path.empty() || path.find('\0') != std::string::npos) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
                      "opening the checkpoint: its path is empty or contains NUL; name a "
-                     ".safetensors file, an index.json or a folder that holds them");
+                     "file of weights, an index.json or a folder that holds them");
   }
   if (path[0] != '/') {
     std::error_code error;

@@ -120,8 +120,8 @@ const Setting kSettings[] = {
      "Seconds of silence after which a rank is lost"},
     {"load", &Config::load,
      "Checkpoint that is loaded as soon as the group is complete, while trainers still start: a "
-     ".safetensors file, an index or a folder. Trainers that ask for what it comes to find it "
-     "resident"},
+     "file, an index or a folder of any format that loads. Trainers that ask for what it comes to "
+     "find it resident"},
     {"layout", &Config::layout,
      "How --load is laid out: fsdp:N, hsdp:RxS, replicate:N, a layout file or its JSON (fsdp over "
      "all ranks if not given)"},

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import resource
+import shlex
 import shutil
 import signal
 import struct
@@ -25,6 +26,7 @@ from safetensors import safe_open  # noqa: E402
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "tests/fixtures"
 PATIENCE = 120
 PT = {"format": "pt"}
 # Dtypes that torch and safetensors both have.
@@ -147,6 +149,35 @@ def test_a_dcp_folder_fills_a_model_whose_names_it_has(tmp_path):
     state = {"model": {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}}
     dcp.load(state, checkpoint_id=tmp_path / "out", no_dist=True)
     assert_same(state["model"], wanted)
+
+
+def test_documented_commands_on_lightning_s_files_work(tmp_path):
+    weights = {"model.up.weight": torch.randn(3, 2), "model.up.bias": torch.randn(3)}
+    torch.save({"epoch": 1, "pytorch-lightning_version": "2.6.0", "state_dict": weights, "optimizer_states": [{}]},
+               tmp_path / "last.ckpt")
+    text = ckptctl("convert", "--help").stdout + (ROOT / "deploy/formats.md").read_text() + ckptctl("diff", "--help").stdout
+    lines = [line.split("#")[0] for line in text.splitlines() if line.strip().startswith("ckptctl") and "last.ckpt" in line]
+    assert len(lines) == 3
+    for line in lines:
+        verb, *words = shlex.split(line)[1:]
+        ckptctl(verb, *words, cwd=tmp_path, code=5 if verb == "diff" else 0)  # BF16 differs
+    assert set(safetensors_torch.load_file(tmp_path / "model.safetensors")) == {"up.weight", "up.bias"}
+
+
+@pytest.mark.parametrize("verb", ["convert", "split"])
+@pytest.mark.parametrize("source", ["peft_adapter", "peft_adapter_bin/adapter_model.bin"])
+def test_an_adapter_has_the_names_that_peft_opens(verb, source, tmp_path):
+    def names(folder):
+        return {path.name for path in (tmp_path / folder).iterdir()} - {"expected.json"}
+
+    ckptctl(verb, FIXTURES / source, tmp_path / "out")
+    to = "bin" if verb == "split" and source.endswith(".bin") else "safetensors"
+    assert names("out") == {"adapter_config.json", f"adapter_model.{to}"}
+    ckptctl("diff", FIXTURES / source, tmp_path / "out")
+    ckptctl("convert", tmp_path / "out", tmp_path / "torch", "--to", "torch")
+    assert names("torch") == {"adapter_config.json", "adapter_model.bin"}
+    refused = ckptctl(verb, FIXTURES / source, tmp_path / "shards", "--max-shard-size", "1KB", code=2)
+    assert "PEFT" in refused.stderr and not (tmp_path / "shards").exists()
 
 
 @pytest.mark.parametrize("name", ["BF16", "F16", "F32", "F64"])

@@ -77,18 +77,48 @@ def test_the_checkpoint_is_removed_where_that_is_wanted(tmp_path):
     assert names(tmp_path) == ["out"]
 
 
-def test_a_folder_that_is_not_there_is_accelerate_s_error(tmp_path):
+@pytest.mark.parametrize("output", ["in", "in/out/", "link", "link/out", "out/../in/"])
+def test_a_result_that_would_be_removed_with_the_checkpoint_is_refused_before_it_is_written(output, tmp_path, monkeypatch):
+    shutil.copytree(SHARDED[2], tmp_path / "in")
+    (tmp_path / "link").symlink_to("in")
+    (tmp_path / "out").mkdir()
+    saved = names(tmp_path / "in")
+    monkeypatch.chdir(tmp_path)
+    for path in (output, tmp_path / output):
+        with pytest.raises(ckptd.InvalidArgument, match="outside of it") as raised:
+            merge_fsdp_weights(tmp_path / "in", path, remove_checkpoint_dir=True)
+        assert raised.value.reason == "TARGET_INVALID"
+    monkeypatch.chdir(tmp_path / "in")
+    with pytest.raises(ckptd.InvalidArgument, match="outside of it"):
+        merge_fsdp_weights(".", "new", remove_checkpoint_dir=True)
+    assert names(tmp_path / "in") == saved
+
+
+def test_one_part_is_not_removed_as_the_whole_would_be_with_it(tmp_path):
+    shutil.copytree(SHARDED[2].parent, tmp_path / "in")
+    with pytest.raises(ckptd.InvalidArgument, match="would remove all of them"):
+        merge_fsdp_weights(f"{tmp_path}/in#model", tmp_path / "out", remove_checkpoint_dir=True)
+    merge_fsdp_weights(f"{tmp_path}/in#model", tmp_path / "out")
+    assert names(tmp_path / "out") == ["model.safetensors"]
+
+
+def test_a_folder_that_is_not_there_is_accelerate_s_error_and_says_so(tmp_path):
     messages = []
     for merge in (merge_fsdp_weights, accelerate_utils.merge_fsdp_weights):
         with pytest.raises(ValueError) as raised:
             merge(tmp_path / "none", tmp_path / "out")
         messages.append(str(raised.value))
-    assert messages[0] == messages[1]
+    assert messages[0] == messages[1] + " The path does not exist."
 
 
-def test_the_folder_above_is_told_which_one_is_meant(tmp_path):
-    with pytest.raises(ValueError, match="pytorch_model_fsdp_0 or .*optimizer_0 instead"):
+def test_the_folder_above_is_told_the_one_that_is_merged(tmp_path):
+    with pytest.raises(ValueError, match="passing in .*/pytorch_model_fsdp_0 instead"):
         merge_fsdp_weights(SHARDED[2].parent, tmp_path / "out")
+
+
+def test_a_part_that_is_an_optimizer_s_is_refused_by_name(tmp_path):
+    with pytest.raises(ckptd.Unimplemented, match="an optimizer's state"):
+        merge_fsdp_weights(f"{SHARDED[2].parent}#optimizer", tmp_path / "out")
 
 
 def test_an_optimizer_s_state_is_refused_by_name(tmp_path):

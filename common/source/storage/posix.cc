@@ -87,8 +87,8 @@ absl::Status PosixStorage::NotRegular(const std::string& path, mode_t mode) {
   if (S_ISDIR(mode)) kind = "a directory";
   if (S_ISFIFO(mode)) kind = "a pipe (FIFO)";
   if (S_ISSOCK(mode)) kind = "a socket";
-  return Invalid(path, fmt::format("it is {}, not a regular file; name a .safetensors file, an "
-                                   "index.json or a directory that holds them",
+  return Invalid(path, fmt::format("it is {}, not a regular file; name a file of weights, an "
+                                   "index.json or a folder that holds them",
                                    kind));
 }
 

@@ -134,7 +134,9 @@ absl::StatusOr<std::string> CheckShardName(const std::string& tensor, const std:
 
 absl::StatusOr<IndexJson> IndexSax::Finish() {
   if (!has_weight_map_) {
-    if (!only_strings_) return Invalid("it has no object \"weight_map\"");
+    if (!only_strings_) {
+      return Invalid("it has no object \"weight_map\"", {{"error", kNoWeightMap}});
+    }
     out_.weight_map = std::move(bare_);
   }
   if (out_.weight_map.empty()) return Invalid("it lists no tensors");

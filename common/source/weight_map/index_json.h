@@ -14,6 +14,9 @@ namespace ckptd {
 // Ours: the largest published indices have a few megabytes.
 inline constexpr size_t kMaxIndexJsonBytes = 100'000'000;
 
+// The fact "error" of an object that lists no files in any way.
+inline constexpr char kNoWeightMap[] = "NoWeightMap";
+
 struct IndexJson {
   // Tensor -> file, relative to the folder of the index: without "." and "..",
   // never absolute, with the extension that was asked for.

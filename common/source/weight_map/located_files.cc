@@ -30,22 +30,29 @@ LocatedFiles LocateOneFile(const std::string& path) {
   LocatedFiles out;
   out.folder = FolderOf(path);
   out.names = {path.substr(out.folder.size() + 1)};
+  out.alone = true;
   return out;
 }
 
 absl::StatusOr<LocatedFiles> LocateByIndex(const Storage& storage, const std::string& path,
                                            std::string_view extension) {
+  LocatedFiles out;
+  out.folder = FolderOf(path);
   absl::StatusOr<TextObject> read = ReadText(storage, path, kMaxIndexJsonBytes);
   if (!read.ok()) return WithFact(read.status(), "file", path);
   absl::StatusOr<IndexJson> index = ParseIndexJson(read->text, extension);
+  const bool is_called_so = path.find(".index.", out.folder.size()) != std::string::npos;
+  if (!is_called_so && FactsOf(index.status())["error"] == kNoWeightMap) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
+                     fmt::format("opening {}: it is no index; name its folder", path),
+                     {{"file", path}});
+  }
   if (!index.ok()) {
     return WithFact(WithContext(index.status(), "reading index " + path), "file", path);
   }
   std::set<std::string> names;
   for (const auto& entry : index->weight_map) names.insert(entry.second);
   CKPTD_RETURN_IF_ERROR(CheckFileCount(path, names.size()));
-  LocatedFiles out;
-  out.folder = FolderOf(path);
   out.names.assign(names.begin(), names.end());
   out.index_path = path;
   for (const std::string& remark : index->remarks) {

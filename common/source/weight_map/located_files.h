@@ -18,6 +18,7 @@ namespace ckptd {
 struct LocatedFiles {
   std::string folder;              // absolute, that `names` are relative to
   std::vector<std::string> names;  // of the files with tensors, sorted, unique
+  bool alone = false;              // it is one file, and others in the folder were not looked for
   // The index that named them, if one did.
   std::string index_path;
   std::optional<IndexJson> index;

@@ -193,7 +193,12 @@ class Chooser {
   }
 
   std::string Remark(std::string_view part, size_t count, std::string_view stripped) const {
-    if (count == stored_.size() && stripped.empty()) return "";
+    if (count == stored_.size()) {
+      return stripped.empty() ? ""
+                              : fmt::format("its names are read without {}; name {}#{} for them as "
+                                            "they are",
+                                            Quoted(Escape(stripped)), listing_.source, kAllPart);
+    }
     std::vector<std::string_view> others = Parts();
     std::erase(others, part);
     std::string out = fmt::format("{} of its {} entries are read, part \"{}\"", count,

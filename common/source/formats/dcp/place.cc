@@ -66,10 +66,20 @@ bool HasRanks(const Listing& listing) {
   });
 }
 
-bool BeginsAsPickle(const Storage& storage, const std::string& path) {
+bool BeginsWith(const Storage& storage, const std::string& path, char byte) {
   const auto object = storage.Open(path);
   std::array<std::byte, 1> start = {};
-  return object.ok() && (*object)->ReadAt(0, start).ok() && start[0] == std::byte{0x80};
+  return object.ok() && (*object)->ReadAt((*object)->begin(), start).ok() &&
+         start[0] == static_cast<std::byte>(byte);
+}
+bool BeginsAsPickle(const Storage& storage, const std::string& path) {
+  return BeginsWith(storage, path, '\x80');
+}
+
+// Objects of torch.save, one behind the other.
+bool IsPiece(const Storage& storage, const Listing& listing) {
+  return !listing.is_folder && listing.source.ends_with(".distcp") &&
+         BeginsWith(storage, listing.source, 'P');
 }
 
 // Megatron-Core's older form: metadata.json says so, and each tensor is a folder.
@@ -120,8 +130,8 @@ absl::StatusOr<Place> FindBelow(const Storage& storage, const Listing& listing) 
 
 bool IsDcp(const Storage& storage, const Listing& listing) {
   if (!listing.is_folder) {
-    return listing.source.ends_with(std::string("/") + kMetadata) &&
-           BeginsAsPickle(storage, listing.source);
+    return IsPiece(storage, listing) || (listing.source.ends_with(std::string("/") + kMetadata) &&
+                                BeginsAsPickle(storage, listing.source));
   }
   // A model that was exported beside its checkpoint is what people mean by the folder.
   const bool means_model = listing.part.empty() || listing.part == "model";
@@ -132,6 +142,9 @@ bool IsDcp(const Storage& storage, const Listing& listing) {
 }
 
 absl::StatusOr<Place> FindPlace(const Storage& storage, const Listing& listing) {
+  if (IsPiece(storage, listing)) {
+    return Unsupported(listing, "it is one rank's piece of a DCP save; name its folder");
+  }
   if (!listing.is_folder) {
     const std::string folder = listing.source.substr(0, listing.source.rfind('/'));
     CKPTD_ASSIGN_OR_RETURN(Listing beside, ListSource(storage, folder));

@@ -49,6 +49,7 @@ absl::StatusOr<FolderChoice> ChooseAmongFiles(const std::string& folder, const N
     chosen = names;
   }
   CKPTD_RETURN_IF_ERROR(CheckSeriesComplete(folder, chosen, kExtension));
+  CKPTD_RETURN_IF_ERROR(RankSeries(chosen, kExtension).CheckComplete(folder));
   return FolderChoice{"", std::move(chosen)};
 }
 

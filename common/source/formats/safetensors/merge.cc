@@ -62,7 +62,7 @@ absl::Status NotWhole(const TensorEntry& tensor, const SourceFile& file, std::st
   return MakeError(
       absl::StatusCode::kDataLoss, reason::kSourceInvalid,
       fmt::format("opening the checkpoint: of tensor {}, which is saved in chunks as {} says, {}; "
-                  "put the files of all ranks into one folder, and none of another save",
+                  "name a folder with the files of all ranks, and none of another save",
                   Quoted(tensor.name), file.path, why),
       {{"file", file.path}, {"tensor", tensor.name}, {"error", "IncompleteTensor"}});
 }
@@ -119,6 +119,7 @@ absl::StatusOr<CheckpointIndex> IndexMerger::Finish() {
   if (located_.index.has_value()) CheckWeightMap();
   CKPTD_RETURN_IF_ERROR(ResolveDuplicates());
   CKPTD_RETURN_IF_ERROR(AddAliases());
+  RemarkRanks();
   return std::move(index_);
 }
 
@@ -174,6 +175,38 @@ void IndexMerger::CheckWeightMap() {
   remark(elsewhere, "are in another file than it says");
 }
 
+absl::Status IndexMerger::WhyNotWhole(const TensorEntry& tensor,
+                                      std::span<const Box> boxes) const {
+  const std::string why = WhyNoTiling(tensor.shape, boxes);
+  if (why.empty()) return absl::OkStatus();
+  const uint32_t number = FileOfEntry(tensor);
+  uint64_t held = 0;
+  for (const Box& box : boxes) held += ElementCount(box.extents);
+  const std::vector<std::string> lacked = of_ranks_.LackedBeside(located_.names[number]);
+  if (located_.alone || lacked.empty() || held >= ElementCount(tensor.shape)) {
+    return NotWhole(tensor, index_.files[number], why);
+  }
+  return FilesMissing(located_.folder, lacked,
+                      fmt::format("of tensor {} {}: copy the files of all nodes that saved into this "
+                                  "folder, or finish the download",
+                                  Quoted(tensor.name), why));
+}
+
+void IndexMerger::RemarkRanks() {
+  const bool in_chunks = std::find(has_chunks_.begin(), has_chunks_.end(), true) != has_chunks_.end();
+  if (of_ranks_.empty() || !in_chunks) return;
+  if (located_.alone) {
+    remarks_.push_back(fmt::format("took {}, which one rank of a save wrote, for all of it; name "
+                                   "its folder for those of other ranks",
+                                   Quoted(located_.names.front())));
+    return;
+  }
+  remarks_.push_back(fmt::format("took the files of {} for all of the save: they do not say "
+                                 "how many ranks saved, and without the last rank's tensors are "
+                                 "smaller",
+                                 of_ranks_.Describe()));
+}
+
 absl::Status IndexMerger::Join(std::span<TensorEntry> chunks) {
   TensorEntry& whole = chunks.front();
   const SourceFile& file = index_.files[FileOfEntry(whole)];
@@ -190,9 +223,7 @@ absl::Status IndexMerger::Join(std::span<TensorEntry> chunks) {
       whole.shape[dim] = std::max(whole.shape[dim], *end);
     }
   }
-  if (const std::string why = WhyNoTiling(whole.shape, boxes); !why.empty()) {
-    return NotWhole(whole, file, why);
-  }
+  CKPTD_RETURN_IF_ERROR(WhyNotWhole(whole, boxes));
   for (TensorEntry& chunk : chunks.subspan(1)) {
     whole.pieces.push_back(std::move(chunk.pieces.front()));
   }

@@ -75,7 +75,9 @@ class Taker {
   absl::Status TakeOptimizer();
   absl::Status TakeExtra();
   absl::Status TakeAll();
-  absl::Status Lacks(std::initializer_list<std::string_view> parts) const;
+  absl::Status Lacks(std::span<const std::string_view> parts) const;
+  // Of a dict that is no optimizer's state.
+  std::vector<std::string_view> Parts() const;
   absl::Status CheckReadable(const Flattened& flat) const;
   // Appends tensors that are all of one group.
   void Add(Flattened flat, std::string_view group);
@@ -91,11 +93,21 @@ class Taker {
   TakenPart out_;
 };
 
-absl::Status Taker::Lacks(std::initializer_list<std::string_view> parts) const {
+absl::Status Taker::Lacks(std::span<const std::string_view> parts) const {
   Listing listing;
   listing.source = file_.file.path;
   listing.part = options_.part;
   return NoSuchPart(listing, parts);
+}
+
+std::vector<std::string_view> Taker::Parts() const {
+  const size_t known = (model_.key != nullptr ? 1 : 0) + (optimizer_.key != nullptr ? 1 : 0);
+  std::vector<std::string_view> parts;
+  if (model_.key != nullptr || known == 0) parts.push_back("model");
+  if (optimizer_.key != nullptr) parts.push_back(kOptimizerGroup);
+  if (known > 0 && root_.entries().size() > known) parts.push_back(kExtraGroup);
+  parts.push_back("all");
+  return parts;
 }
 
 absl::Status Taker::CheckReadable(const Flattened& flat) const {
@@ -103,8 +115,10 @@ absl::Status Taker::CheckReadable(const Flattened& flat) const {
   std::string why;
   if (!flat.refused.empty()) {
     const auto& [name, status] = *flat.refused.begin();
-    why = fmt::format("none of its {} tensors can be read, such as {}: {}", flat.refused.size(),
-                      Shown(name), MessageOf(status));
+    why = flat.refused.size() == 1
+              ? fmt::format("its tensor {} cannot be read: {}", Shown(name), MessageOf(status))
+              : fmt::format("none of its {} tensors can be read, such as {}: {}",
+                            flat.refused.size(), Shown(name), MessageOf(status));
   } else if (root_.is(Kind::kRecord)) {
     why = fmt::format("it holds an object of class {} and no tensor; name the file of the weights",
                       Escape(root_.ClassName()));
@@ -165,15 +179,12 @@ void Taker::RemarkPart(std::string_view key) {
   for (const Entry& entry : root_.entries()) {
     if (!entry.key->IsText(key)) others.push_back(Escape(KeyText(*entry.key)));
   }
-  std::vector<std::string_view> parts;
-  if (model_.key != nullptr && !WantsModel()) parts.push_back("#model");
-  if (optimizer_.key != nullptr && !Wants("optimizer")) parts.push_back("#optimizer");
-  if (!Wants("extra")) parts.push_back("#extra");
-  parts.push_back("#all");
+  std::vector<std::string_view> parts = Parts();
+  std::erase(parts, options_.part.empty() ? "model" : std::string_view(options_.part));
   out_.remarks.push_back(fmt::format("took what lies below {} of {}, by names without that key; "
-                                     "besides there are {}: {}",
-                                     Shown(key), file_.file.path, Listed(others),
-                                     fmt::join(parts, ", ")));
+                                     "besides there {} {}: #{}",
+                                     Shown(key), file_.file.path, others.size() == 1 ? "is" : "are",
+                                     Listed(others), fmt::join(parts, ", #")));
 }
 
 void Taker::RemarkRefused() {
@@ -262,7 +273,8 @@ absl::StatusOr<TakenPart> Taker::Take() {
     status = TakeModel(*std::move(model));
     RemarkPart(model_.key->text());
   } else if (is_optimizer) {
-    status = Lacks({"optimizer", "all"});
+    constexpr std::string_view kParts[] = {kOptimizerGroup, "all"};
+    status = Lacks(kParts);
   } else if (WantsModel()) {
     status = TakeAll();
   } else if (Wants("optimizer") && optimizer_.key != nullptr) {
@@ -270,7 +282,7 @@ absl::StatusOr<TakenPart> Taker::Take() {
   } else if (Wants("extra") && is_dict && (model_.key != nullptr || optimizer_.key != nullptr)) {
     status = TakeExtra();
   } else {
-    status = Lacks({"model", "all"});
+    status = Lacks(Parts());
   }
   CKPTD_RETURN_IF_ERROR(status);
   RemarkRefused();

@@ -50,6 +50,15 @@ TEST_F(DaemonVerbs, LoadShowsProgressOnStderrAndTheResultOnStdout) {
             "checkpoints/ab12 is ACTIVE: rank 0 of 2 holds 3 tensors, 1.5 GB\n");
 }
 
+TEST_F(DaemonVerbs, LoadAndPlanSayWhichPartOfTheSourceIsTaken) {
+  Loading({FakeDaemon::MakeCheckpoint(kActive)});
+  daemon_.answers.inspect.add_remarks("took what lies below \"model\"");
+  const auto noted = HasSubstr("ckptctl: note: took what lies below");
+  EXPECT_THAT(Run({"load", "/m", "--layout", "fsdp:2"}).err, noted);
+  EXPECT_EQ(Run({"load", "/m", "--layout", "fsdp:2", "--quiet"}).err, "");
+  EXPECT_THAT(Run({"plan", "/m", "--layout", "fsdp:2", "--remote"}).err, noted);
+}
+
 TEST_F(DaemonVerbs, LoadDrawsABarOnATerminal) {
   Loading({Transferring(), FakeDaemon::MakeCheckpoint(kActive)});
   run_.terminal = true;

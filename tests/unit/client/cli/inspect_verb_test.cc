@@ -86,7 +86,7 @@ TEST_F(InspectVerb, SaysWhatTheTensorsAreAndWhatElseThereIs) {
   const Outcome outcome = Run({"inspect", "/m"});
   for (const char* part :
        {"format:   torch", "values:   1", "objects:  5", "parameter                   1   8 B",
-        "optimizer  optimizer        1   8 B", "OF NO TENSOR", "1.0 MB", "step   7",
+        "optimizer  optimizer        1   8 B", "NOT LOADED", "1.0 MB", "step   7",
         "args               argparse.\\x1bNamespace", "and 4 more"}) {
     EXPECT_THAT(outcome.out, HasSubstr(part));
   }
@@ -107,6 +107,23 @@ TEST_F(InspectVerb, ListsValuesOnRequest) {
   EXPECT_FALSE(output.tensors(1).big_endian());
   EXPECT_THAT(Run({"inspect", "/m", "--values", "--filter", "st*"}).out,
               AllOf(HasSubstr("step"), Not(HasSubstr("args"))));
+}
+
+TEST_F(InspectVerb, SaysWhereOtherValuesAreThanThoseOfThePart) {
+  daemon_.answers.inspect.add_remarks("besides there are #extra, #all");
+  const Outcome outcome = Run({"inspect", "/m", "--values"});
+  EXPECT_THAT(outcome.out, HasSubstr("note: besides there are #extra, #all"));
+  EXPECT_THAT(outcome.err, HasSubstr("there is nothing but tensors"));
+}
+
+TEST_F(InspectVerb, SaysThatNoNameMatches) {
+  FillWithState(daemon_.answers.inspect);
+  const auto says = HasSubstr("no name matches zz*");
+  EXPECT_THAT(Run({"inspect", "/m", "--filter", "zz*"}).err, says);
+  EXPECT_THAT(Run({"inspect", "/m", "--filter", "zz*", "--tree"}).err, says);
+  EXPECT_THAT(Run({"inspect", "/m", "--filter", "zz*", "--values"}).err, says);
+  EXPECT_EQ(Run({"inspect", "/m", "--filter", "w*"}).err, "");
+  EXPECT_EQ(Run({"inspect", "/m", "--filter", "st*", "--values"}).err, "");
 }
 
 }  // namespace

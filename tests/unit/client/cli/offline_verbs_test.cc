@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <sstream>
 
 #include "tests/testing/safetensors_writer.h"
 #include "tests/testing/status_matchers.h"
@@ -356,6 +357,61 @@ TEST_F(OfflineVerbs, VerifyNamesAManifestThatIsNone) {
 
 TEST_F(OfflineVerbs, VerifyOfALoadedCheckpointTakesNoManifest) {
   EXPECT_EQ(run_({"verify", "checkpoints/ab12", "--manifest", "m.json"}).code, kExitUsage);
+}
+
+TEST_F(OfflineVerbs, VerifyTakesTheNameOfAFileThatIsNotThereForOne) {
+  for (const char* name : {"none.bin", "none#optimizer"}) {
+    const Outcome outcome = run_({"verify", name});
+    EXPECT_EQ(outcome.code, kExitFailed) << name;
+    EXPECT_THAT(outcome.err, HasSubstr("No such file")) << name;
+  }
+}
+
+TEST_F(OfflineVerbs, WhatIsNotThereIsNamedWithWhatToDo) {
+  const std::string to = dir_ / "none/x";
+  const std::string no_folder = "there is no folder " + (dir_ / "none") + "; create it first";
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"convert", model_, to},
+           {"merge", model_, to},
+           {"verify", model_, "--write-manifest", to},
+           {"plan", model_, "--layout", "fsdp:2", "--html", to}}) {
+    const Outcome outcome = run_(arguments);
+    EXPECT_EQ(outcome.code, kExitFailed) << arguments[0];
+    EXPECT_THAT(outcome.err, HasSubstr(no_folder)) << arguments[0];
+  }
+  EXPECT_THAT(run_({"verify", model_, "--manifest", to}).err,
+              HasSubstr("x: there is no such file; name a manifest"));
+}
+
+TEST_F(OfflineVerbs, PlanAndDiffSayWhatOfAFolderIsTaken) {
+  WriteTinyModel(dir_ / "other.safetensors");
+  const std::string folder = dir_ / "";
+  const auto noted = HasSubstr("ckptctl: note: left out \"other.safetensors\"");
+  EXPECT_THAT(run_({"plan", folder, "--layout", "fsdp:2"}).err, noted);
+  EXPECT_THAT(
+      run_({"plan", folder, "--device-map", "auto", "--max-memory", "cpu=1KB"}).err, noted);
+  EXPECT_THAT(run_({"diff", model_, folder}).err, noted);
+  EXPECT_EQ(run_({"diff", model_, folder, "--quiet"}).err, "");
+}
+
+TEST_F(OfflineVerbs, DiffRefusesPatternsThatLeaveNothing) {
+  const Outcome none = run_({"diff", model_, model_, "--include", "*", "--include", "zz*"});
+  EXPECT_EQ(none.code, kExitFailed);
+  EXPECT_THAT(none.err, HasSubstr("no name matches \"zz*\""));
+  EXPECT_EQ(run_({"diff", model_, model_, "--exclude", "*"}).code, kExitFailed);
+  EXPECT_EQ(run_({"diff", model_, model_, "--include", "step"}).code, kExitFine);
+}
+
+TEST_F(OfflineVerbs, ConvertSaysHowFarItIsOnceItTakesAWhile) {
+  EXPECT_EQ(run_({"convert", model_, dir_ / "short"}).err, "");
+  std::ostringstream out;
+  std::ostringstream err;
+  Io io{out, err};
+  int seconds = 0;
+  io.now = [&seconds] { return TimePoint(std::chrono::seconds(seconds++)); };
+  EXPECT_EQ(RunCli({"convert", model_, dir_ / "long"}, io), kExitFine);
+  EXPECT_THAT(err.str(),
+              ::testing::ContainsRegex("WRITING .*\nWRITTEN  100%  216 B of 216 B\n$"));
 }
 
 TEST_F(OfflineVerbs, VerifyCannotAttachToFiles) {

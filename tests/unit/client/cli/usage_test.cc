@@ -58,6 +58,11 @@ const std::vector<std::vector<std::string>> kBadUsage = {
     {"verify", "/m", "--attached"},
     {"verify", "/m", "--manifest", "a", "--write-manifest", "b"},
     {"verify", "checkpoints/1", "--manifest", "a"},
+    {"convert", "/m", "b.safetensors", "--to", "torch"},
+    {"convert", "/m", "b.safetensors", "--to", "dcp"},
+    {"convert", "/m", "b.pt", "--to", "safetensors"},
+    {"convert", "/m", "b.gguf"},
+    {"convert", "/m", "b.h5", "--to", "torch"},
 };
 
 TEST(Usage, IsExplainedWhenItIsBad) {
@@ -67,6 +72,15 @@ TEST(Usage, IsExplainedWhenItIsBad) {
     EXPECT_EQ(outcome.code, kExitUsage) << ::testing::PrintToString(arguments);
     EXPECT_THAT(outcome.err, HasSubstr("--help`")) << ::testing::PrintToString(arguments);
     EXPECT_EQ(outcome.out, "");
+  }
+}
+
+TEST(Usage, NamesOfFoldersMayHaveDots) {
+  Runner run;
+  for (const char* target : {"llama-3.1", "m.fp16", "b.bin/", "b.gguf/", "./m"}) {
+    const Outcome outcome = run({"convert", "/nowhere/m", target});
+    EXPECT_EQ(outcome.code, kExitFailed) << target;
+    EXPECT_THAT(outcome.err, HasSubstr("/nowhere/m")) << target;
   }
 }
 

@@ -102,10 +102,28 @@ TEST_F(ContentTest, RefusesAPatternThatMatchesNothing) {
   EXPECT_OK(Choose(index_, choice));
 }
 
+TEST_F(ContentTest, RefusesAPatternThatMatchesNothingOfSeveral) {
+  Choice choice;
+  choice.may_match_nothing = true;
+  choice.include = {"a.*", "b.*"};
+  CheckpointIndex other = index_;
+  std::erase_if(other.tensors, [](const auto& tensor) { return tensor.name == "a.weight"; });
+  other.aliases.clear();
+  ASSERT_OK_AND_ASSIGN(const Content one, Choose(index_, choice));
+  ASSERT_OK_AND_ASSIGN(const Content two, Choose(other, choice));
+  EXPECT_THAT(two.unmatched, ElementsAre("a.*"));
+  EXPECT_OK(CheckPatterns(choice, {&one, &two}));
+  EXPECT_OK(CheckPatterns(choice, {&two, &one}));
+  EXPECT_THAT(CheckPatterns(choice, {&two, &two}), Says("no name matches \"a.*\""));
+}
+
 TEST_F(ContentTest, RefusesToLeaveNothing) {
   Choice choice;
   choice.exclude = {"*"};
-  EXPECT_THAT(Choose(index_, choice), Says("nothing is left"));
+  EXPECT_THAT(Choose(index_, choice), Says("nothing is left; give other"));
+  index_.tensors.clear();
+  index_.aliases.clear();
+  EXPECT_THAT(Choose(index_, {}), Says("there are no tensors; name another"));
 }
 
 TEST_F(ContentTest, HasEntriesThatAreNoTensorsWhereTheyAreWanted) {

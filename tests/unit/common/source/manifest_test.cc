@@ -77,6 +77,18 @@ TEST_F(ManifestTest, HashesLongTensorsByBlocks) {
   EXPECT_EQ(manifest.tensors.at(0).pieces[0].digest, TensorDigest(std::as_bytes(std::span(data))));
 }
 
+TEST_F(ManifestTest, TakesASingleFileOfAnotherNameByItsBytes) {
+  const auto of = [this](const std::string& name) {
+    return MakeManifest(OpenCheckpoint(folder_ / name).value()).value();
+  };
+  const Manifest kept = of("a.safetensors");
+  folder_.Write("copy.safetensors", TwoTensors("x", "y"));
+  EXPECT_THAT(Texts(Compare(kept, of("copy.safetensors"))), IsEmpty());
+  Damage("copy.safetensors");
+  EXPECT_THAT(Texts(Compare(kept, of("copy.safetensors"))),
+              ElementsAre("y in copy.safetensors: its bytes differ"));
+}
+
 TEST_F(ManifestTest, IsTheSameWithAnyNumberOfThreads) {
   EXPECT_THAT(Compare(Now(1), Now(3)), IsEmpty());
 }

@@ -264,6 +264,12 @@ TEST_F(DcpFormatTest, SaysThatASaveOfAccelerateDidNotFinish) {
   EXPECT_THAT(Read("", "/a"), Says("the save did not finish"));
 }
 
+TEST_F(DcpFormatTest, SaysThatARanksPieceIsInAFolder) {
+  const auto read = Read("", std::string("/d/") + kFirst);
+  EXPECT_THAT(read, FailsWith(StatusCode::kUnimplemented, reason::kSourceUnsupported));
+  EXPECT_THAT(read, Says("it is one rank's piece of a DCP save; name its folder"));
+}
+
 TEST_F(DcpFormatTest, LeavesAFolderToTheSafetensorsInIt) {
   writer_.Write(storage_, "/d");
   storage_.Write("/d/model.safetensors", "");

@@ -137,6 +137,12 @@ TEST_F(ChoosePartTest, ListsThePartsWhereTheOneAskedForIsMissing) {
                                         "(#model, #extra, #all, #rng)"));
 }
 
+TEST_F(ChoosePartTest, NamesNoOtherPartsWhereThereAreNone) {
+  Save({{"model.w", {"model", "w"}}, {"model.b", {"model", "b"}}});
+  EXPECT_EQ(Choose("")->remark,
+            "its names are read without \"model.\"; name /d#all for them as they are");
+}
+
 TEST_F(ChoosePartTest, TakesNothingOfNothing) {
   Save({});
   EXPECT_THAT(Names(""), IsEmpty());

@@ -1,4 +1,5 @@
 // OpenCheckpoint on indices: which file counts, and names of removed duplicates.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -88,6 +89,47 @@ TEST(OpenCheckpoint, RefusesChunksThatOverlapOrLeaveHoles) {
   EXPECT_THAT(OpenCheckpoint(folder.path()), Says("1 of its 3 elements are in no chunk"));
 }
 
+std::string ShardOf(int rank, int number = 1, int count = 1) {
+  return fmt::format("shard-{:05}-model-{:05}-of-{:05}.safetensors", rank, number, count);
+}
+
+TEST(OpenCheckpoint, NamesTheFilesOfRanksWithoutWhichATensorHasHoles) {
+  const TempFolder folder;
+  folder.Write(ShardOf(2), OneTensor("x", BeginsAt("1")));
+  folder.Write(ShardOf(5), OneTensor("x", BeginsAt("4")));
+  const auto index = OpenCheckpoint(folder.path());
+  EXPECT_THAT(index, FailsWith(kNotFound, reason::kSourceNotFound));
+  EXPECT_THAT(index, Says(fmt::format("it lacks \"{}\", \"{}\", \"{}\"; of tensor \"x\" 3 of its 5 "
+                                      "elements are in no chunk",
+                                      ShardOf(1), ShardOf(3), ShardOf(4))));
+  EXPECT_THAT(OpenCheckpoint(folder / ShardOf(2)),
+              AllOf(FailsWith(kDataLoss, reason::kSourceInvalid), Says("name a folder")));
+}
+
+TEST(OpenCheckpoint, NamesAFileThatEachRankLacks) {
+  const TempFolder folder;
+  folder.Write(ShardOf(1, 1, 3), OneTensor("x", BeginsAt("0")));
+  folder.Write(ShardOf(2, 3, 3), OneTensor("y", R"({"DCP_SHARDING_INFO":"{\"y\": {\"saved_offsets\": [0]}}"})"));
+  EXPECT_THAT(OpenCheckpoint(folder.path()),
+              AllOf(FailsWith(kNotFound, reason::kSourceNotFound),
+                    Says("it lacks \"shard-*-model-00002-of-00003.safetensors\"; ")));
+  EXPECT_FALSE(Recognise(folder.path()).ok());
+}
+
+TEST(OpenCheckpoint, SaysWhatItTakesForAllRanksFiles) {
+  const TempFolder folder;
+  folder.Write(ShardOf(1), OneTensor("x", BeginsAt("0")));
+  folder.Write(ShardOf(3), OneTensor("x", BeginsAt("1")));
+  ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint all, OpenWithRemarks(folder.path()));
+  EXPECT_THAT(all.remarks, ElementsAre(HasSubstr("took the files of ranks 1 to 3 without 2 for all")));
+  ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint one, OpenWithRemarks(folder / ShardOf(1)));
+  EXPECT_THAT(one.remarks, ElementsAre(HasSubstr("name its folder")));
+  folder.Write(ShardOf(1), OneTensor("x"));
+  folder.Write(ShardOf(3), OneTensor("y"));
+  ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint whole, OpenWithRemarks(folder.path()));
+  EXPECT_THAT(whole.remarks, IsEmpty());
+}
+
 TEST(OpenCheckpoint, RefusesChunksThatBeginNowhere) {
   const TempFolder folder;
   for (const char* offsets : {"", "0, 0", "-1", "0.5", "18446744073709551616"}) {
@@ -122,6 +164,15 @@ TEST(OpenCheckpoint, NamesTheIndexThatIsNoIndex) {
   const std::string path = folder.Write("model.safetensors.index.json", "[]");
   EXPECT_THAT(OpenCheckpoint(path),
               AllOf(FailsWith(kInvalid, reason::kSourceInvalid), Says("reading index " + path)));
+}
+
+TEST(OpenCheckpoint, NamesTheFolderOfAConfigurationThatIsTakenForAnIndex) {
+  const TempFolder folder;
+  for (const char* name : {"config.json", "adapter_config.json"}) {
+    const std::string path = folder.Write(name, R"({"r": 8, "model_type": "llama"})");
+    EXPECT_THAT(OpenCheckpoint(path), AllOf(FailsWith(kInvalid, reason::kSourceInvalid),
+                                            Says("opening " + path + ": it is no index; name its folder")));
+  }
 }
 
 // ---- Names of removed duplicates.

@@ -75,6 +75,18 @@ class TorchSource : public testing::Test {
 
 // ---- Parts of a file.
 
+TEST_F(TorchSource, NamesAllPartsThatThereAre) {
+  storage_.Write("/last.ckpt", ZipWith(TrainingState()));
+  EXPECT_THAT(Read("/last.ckpt", "ema"), Says("(#model, #optimizer, #extra, #all)"));
+  EXPECT_TRUE(Has(Read("/last.ckpt").value(), "\"callbacks\": #optimizer, #extra, #all"));
+  storage_.Write("/two.pt", ZipWith(Dict({{Text("model"), Dict({{Text("w"), T(0)}})},
+                                          {Text("optimizer"), OptimizerState()}})));
+  EXPECT_THAT(Read("/two.pt", "ema"), Says("(#model, #optimizer, #all)"));
+  EXPECT_TRUE(Has(Read("/two.pt").value(), "besides there is \"optimizer\": #optimizer, #all"));
+  storage_.Write("/m.bin", ZipWith(Dict({{Text("w"), T(0)}})));
+  EXPECT_THAT(Read("/m.bin", "optimizer"), Says("(#model, #all)"));
+}
+
 TEST_F(TorchSource, IsAPlainStateDict) {
   storage_.Write("/m.bin", ZipWith(Dict({{Text("w"), T(0)}, {Text("b"), T(1)}})));
   ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint opened, Read("/m.bin"));
