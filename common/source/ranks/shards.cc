@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "common/base/checked_math.h"
@@ -22,6 +23,9 @@ using pickle::Value;
 
 constexpr size_t kMaxMeshDims = 8;
 constexpr uint64_t kMaxRanks = kMaxSourceFiles;
+// A box holds an element, and tensors of many boxes are large: real files have fewer.
+constexpr uint64_t kBytesPerBox = 8;
+constexpr uint64_t kFreeBoxes = 16'384;
 
 // A value of an object's state, which is a dict, or (dict, dict of slots).
 const Value* Field(const Value* state, std::string_view name) {
@@ -97,6 +101,7 @@ class Reader {
   absl::Status ReadShape(const Value* sizes);
   absl::StatusOr<torch::Tensor> TensorAt(const Value* value) const;
   absl::StatusOr<std::vector<uint32_t>> MeshShapeOf(const Value& mesh) const;
+  absl::StatusOr<MeshRanks> RanksOf(const Value& list) const;
   absl::Status AddMeshRanks(const Value& mesh, const std::vector<uint32_t>& shape);
   absl::StatusOr<std::vector<Placement>> PlacementsOf(const Value* placements) const;
   absl::StatusOr<Placement> PlacementOf(const Value& placement) const;
@@ -169,25 +174,38 @@ absl::StatusOr<std::vector<uint32_t>> Reader::MeshShapeOf(const Value& mesh) con
   return out;
 }
 
-absl::Status Reader::AddMeshRanks(const Value& mesh, const std::vector<uint32_t>& shape) {
-  if (!ranks_.seen.insert(&mesh).second) return absl::OkStatus();
-  const Value* map = mesh.Attribute("_flatten_rank_map");
-  if (map == nullptr) map = mesh.Attribute("_flatten_mesh_list");  // before torch 2.9
-  if (map != nullptr && !ranks_.seen.insert(map).second) return absl::OkStatus();
-  if (map == nullptr || map->items().empty()) {
-    uint32_t ranks = 1;
-    for (const uint32_t size : shape) ranks *= size;
-    for (uint32_t rank = 0; rank < ranks; ++rank) ranks_.numbers.insert(rank);
-    return absl::OkStatus();
-  }
-  if (map->items().size() > kMaxRanks) return Invalid("its mesh has too many ranks");
-  for (const Value* rank : map->items()) {
+absl::StatusOr<MeshRanks> Reader::RanksOf(const Value& list) const {
+  if (list.items().size() > kMaxRanks) return Invalid("its mesh has too many ranks");
+  std::vector<uint32_t> out;
+  for (const Value* rank : list.items()) {
     const std::optional<uint64_t> number = NumberOf(rank);
     if (!number.has_value() || *number >= kMaxRanks) {
       return Invalid("its mesh has ranks that are none");
     }
-    ranks_.numbers.insert(static_cast<uint32_t>(*number));
+    out.push_back(static_cast<uint32_t>(*number));
   }
+  std::sort(out.begin(), out.end());
+  return std::make_shared<const std::vector<uint32_t>>(std::move(out));
+}
+
+absl::Status Reader::AddMeshRanks(const Value& mesh, const std::vector<uint32_t>& shape) {
+  const auto [at, is_new] = ranks_.of_meshes.try_emplace(&mesh);
+  out_.mesh = at->second;
+  if (!is_new) return absl::OkStatus();
+  const Value* map = mesh.Attribute("_flatten_rank_map");
+  if (map == nullptr) map = mesh.Attribute("_flatten_mesh_list");  // before torch 2.9
+  if (map == nullptr || map->items().empty()) {
+    uint32_t ranks = 1;
+    for (const uint32_t size : shape) ranks *= size;
+    for (; ranks_.all_below < ranks; ++ranks_.all_below) ranks_.numbers.insert(ranks_.all_below);
+    return absl::OkStatus();
+  }
+  MeshRanks& known = ranks_.of_meshes[map];
+  if (known == nullptr) {
+    CKPTD_ASSIGN_OR_RETURN(known, RanksOf(*map));
+    ranks_.numbers.insert(known->begin(), known->end());
+  }
+  out_.mesh = ranks_.of_meshes[&mesh] = known;
   return absl::OkStatus();
 }
 
@@ -343,6 +361,7 @@ absl::Status AddBoxes(const std::string& path, const torch::Tensor& local, CutTe
                         "a part of it begins within a byte");
     }
     one.view.offset += first * bits / 8;
+    if (one.view.content != 0) one.view.content += first;
   }
   return absl::OkStatus();
 }
@@ -358,17 +377,34 @@ absl::StatusOr<std::optional<LocalTensor>> LocalTensorOf(const torch::File& file
   return Reader(file, name, ranks).ReadShardedTensor(*wrapped);
 }
 
-absl::StatusOr<RankState> RankStateOf(const torch::File& file, const std::string& prefix) {
+absl::Status BoxBudget::Pay(const std::string& path, const LocalTensor& tensor) {
+  // A tensor that has none here costs its name.
+  boxes_ += tensor.boxes.size() + 1;
+  const uint64_t most = std::min<uint64_t>(kFreeBoxes + bytes_ / kBytesPerBox, kMaxSourcePieces);
+  if (boxes_ <= most) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
+                   fmt::format("reading tensor {} of {}: the tensors of the files so far lie in "
+                               "more than {} boxes, which no files of their size do; save them by "
+                               "torch.distributed.checkpoint",
+                               Quoted(Escape(tensor.name)), path, most),
+                   {{"file", path}, {"tensor", tensor.name}});
+}
+
+absl::StatusOr<RankState> RankStateOf(const torch::File& file, const std::string& prefix,
+                                      BoxBudget& budget) {
   RankState out;
   out.file = file.file;
   out.big_endian = file.big_endian;
+  budget.AddFile(file.file);
   Ranks ranks;
   const torch::Claim claim = [&](const std::string& name,
                                  const Value& record) -> absl::StatusOr<bool> {
     CKPTD_ASSIGN_OR_RETURN(std::optional<LocalTensor> tensor,
                            LocalTensorOf(file, name, record, ranks));
-    if (tensor.has_value()) out.sharded.push_back(*std::move(tensor));
-    return tensor.has_value();
+    if (!tensor.has_value()) return false;
+    CKPTD_RETURN_IF_ERROR(budget.Pay(file.file.path, *tensor));
+    out.sharded.push_back(*std::move(tensor));
+    return true;
   };
   CKPTD_ASSIGN_OR_RETURN(out.plain,
                          torch::Flatten(file, *file.document.root, prefix, {}, claim));

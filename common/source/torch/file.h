@@ -27,6 +27,7 @@ struct StorageBytes {
   uint64_t offset = 0;  // absolute in its file
   uint64_t bytes = 0;
   bool is_deflated = false;  // no tensor can lie in it: the piece has no offset in the file
+  uint32_t crc32 = 0;        // of the bytes, as the file states it; 0: it does not
 };
 
 // A file of torch.save, read up to its storages. Movable; values stay where they are.
@@ -64,6 +65,9 @@ struct Tensor {
   bool is_parameter = false;
   // "module.Name" of a subclass of Tensor that it is an object of; else empty.
   std::string wrapper;
+  // Equal for tensors of one dtype and shape whose elements are equal as their files' checksums
+  // have it; 0: not known.
+  uint64_t content = 0;
 };
 
 // The tensor of torch that `value` describes, also a Parameter; nullopt: it is something else. Its

@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "common/base/checked_math.h"
+#include "common/base/digest.h"
 #include "common/base/escape.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -81,6 +84,7 @@ struct StorageView {
   Dtype dtype = Dtype::kUnspecified;  // U8 also of untyped storages
   uint64_t offset = 0;                // in the file, in bytes
   uint64_t bytes = 0;
+  uint32_t crc32 = 0;  // of all of it; 0: not known
 };
 
 // Finds the storage in the file that the key of a persistent id names.
@@ -101,6 +105,7 @@ absl::Status Locate(const File& file, std::string_view key, uint64_t bytes, Stor
                                      Quoted(Escape(key)), found->second.bytes, bytes));
   }
   out.offset = found->second.offset;
+  out.crc32 = found->second.crc32;
   return absl::OkStatus();
 }
 
@@ -181,6 +186,15 @@ absl::Status CountElements(const File& file, Tensor& tensor) {
   return absl::OkStatus();
 }
 
+// Tensor::content of a tensor that begins `first` elements behind the begin of its storage.
+uint64_t ContentOf(const StorageView& storage, uint64_t first, const Tensor& tensor) {
+  if (storage.crc32 == 0) return 0;
+  std::vector<uint64_t> all = {storage.crc32, storage.bytes, first, tensor.conjugated ? 1U : 0U,
+                               tensor.negated ? 1U : 0U};
+  all.insert(all.end(), tensor.strides.begin(), tensor.strides.end());
+  return Xxh3(std::as_bytes(std::span(all)));
+}
+
 bool IsSet(const Value& dict, std::string_view key) {
   const Value* const value = dict.Get(key);
   return value != nullptr && value->boolean();
@@ -220,6 +234,7 @@ absl::StatusOr<Tensor> Rebuild(const File& file, Items arguments, bool has_dtype
   if ((out.negated || out.conjugated) && !HasSigns(out.dtype)) {
     return Damaged(file, "it is a negated view of numbers that have no sign");
   }
+  out.content = ContentOf(storage, *first, out);
   return out;
 }
 

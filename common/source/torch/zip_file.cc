@@ -104,7 +104,7 @@ absl::StatusOr<File> ReadZip(const zip::ObjectPart& part) {
   for (const zip::Record& storage : archive.records()) {
     if (!storage.name.starts_with(data)) continue;
     out.storages[storage.name.substr(data.size())] = {
-        storage.offset, storage.bytes, storage.method == zip::Method::kDeflated};
+        storage.offset, storage.bytes, storage.method == zip::Method::kDeflated, storage.crc32};
   }
   return out;
 }

@@ -104,7 +104,8 @@ bool SpeaksOfRanks(const Storage& storage, const Listing& listing) {
   const auto file = torch::ReadFile(
       storage, listing.source + "/" + model->second.files.begin()->second.name);
   if (!file.ok()) return false;
-  const auto state = ranks::RankStateOf(*file, "");
+  ranks::BoxBudget budget;
+  const auto state = ranks::RankStateOf(*file, "", budget);
   return state.ok() && state->ranks.size() > 1;
 }
 
