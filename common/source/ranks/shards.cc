@@ -23,6 +23,8 @@ using pickle::Value;
 
 constexpr size_t kMaxMeshDims = 8;
 constexpr uint64_t kMaxRanks = kMaxSourceFiles;
+// Of all meshes in a file: those of others are not known.
+constexpr size_t kMostKeptRanks = 1'000'000;
 // A box holds an element, and tensors of many boxes are large: real files have fewer.
 constexpr uint64_t kBytesPerBox = 8;
 constexpr uint64_t kFreeBoxes = 16'384;
@@ -101,7 +103,7 @@ class Reader {
   absl::Status ReadShape(const Value* sizes);
   absl::StatusOr<torch::Tensor> TensorAt(const Value* value) const;
   absl::StatusOr<std::vector<uint32_t>> MeshShapeOf(const Value& mesh) const;
-  absl::StatusOr<MeshRanks> RanksOf(const Value& list) const;
+  absl::Status ReadList(const Value& list, std::vector<uint32_t>& out) const;
   absl::Status AddMeshRanks(const Value& mesh, const std::vector<uint32_t>& shape);
   absl::StatusOr<std::vector<Placement>> PlacementsOf(const Value* placements) const;
   absl::StatusOr<Placement> PlacementOf(const Value& placement) const;
@@ -141,6 +143,54 @@ std::optional<uint64_t> SizeOfAxis(const Value& size) {
   return several.has_value() ? CheckedElements(*several) : std::nullopt;
 }
 
+// The sizes of a mesh's axes, and how far apart in its list of ranks their neighbours are.
+std::vector<std::pair<uint64_t, uint64_t>> StepsOf(const Value& mesh) {
+  const Value* const layout = mesh.Attribute("_layout");
+  std::vector<std::pair<const Value*, const Value*>> parts = {
+      {Attribute(layout, "shape"), Attribute(layout, "stride")}};
+  if (const Value* const axes = Attribute(layout, "axes"); axes != nullptr) {  // torch 2.13
+    parts.clear();
+    for (const Value* axis : axes->items()) {
+      parts.emplace_back(axis->Attribute("shape"), axis->Attribute("stride"));
+    }
+  }
+  std::vector<std::pair<uint64_t, uint64_t>> out;
+  for (const auto& [sizes, strides] : parts) {
+    const std::optional<Shape> all = SizesAt(sizes);
+    const std::optional<Shape> steps = SizesAt(strides);
+    if (!all.has_value() || !steps.has_value() || all->size() != steps->size()) return {};
+    for (size_t i = 0; i < all->size(); ++i) out.emplace_back((*all)[i], (*steps)[i]);
+  }
+  return out;
+}
+
+// The ranks of a mesh that is a slice of a larger one, which `list` is of: those that are reached
+// from the rank that saved it. Empty: not known.
+std::vector<uint32_t> OwnRanks(const Value& mesh, const std::vector<uint32_t>& list) {
+  const std::optional<uint64_t> rank = NumberOf(mesh.Attribute("_rank"));
+  const auto found = std::find(list.begin(), list.end(), rank.value_or(kMaxRanks));
+  if (found == list.end()) return {};
+  const auto place = static_cast<uint64_t>(found - list.begin());
+  std::vector<uint64_t> places = {place};
+  const std::vector<std::pair<uint64_t, uint64_t>> steps = StepsOf(mesh);
+  if (steps.empty()) return {};
+  for (const auto& [size, step] : steps) {
+    if (size == 0 || step == 0 || size > list.size() / places.size()) return {};
+    const uint64_t back = place / step % size * step;
+    std::vector<uint64_t> more;
+    for (const uint64_t at : places) {
+      for (uint64_t i = 0; i < size; ++i) more.push_back(at - back + i * step);
+    }
+    places = std::move(more);
+  }
+  std::vector<uint32_t> out;
+  for (const uint64_t at : places) {
+    if (at >= list.size()) return {};
+    out.push_back(list[at]);
+  }
+  return out;
+}
+
 absl::StatusOr<std::vector<uint32_t>> Reader::MeshShapeOf(const Value& mesh) const {
   Shape sizes;
   const Value* const layout = mesh.Attribute("_layout");
@@ -174,9 +224,8 @@ absl::StatusOr<std::vector<uint32_t>> Reader::MeshShapeOf(const Value& mesh) con
   return out;
 }
 
-absl::StatusOr<MeshRanks> Reader::RanksOf(const Value& list) const {
+absl::Status Reader::ReadList(const Value& list, std::vector<uint32_t>& out) const {
   if (list.items().size() > kMaxRanks) return Invalid("its mesh has too many ranks");
-  std::vector<uint32_t> out;
   for (const Value* rank : list.items()) {
     const std::optional<uint64_t> number = NumberOf(rank);
     if (!number.has_value() || *number >= kMaxRanks) {
@@ -184,28 +233,34 @@ absl::StatusOr<MeshRanks> Reader::RanksOf(const Value& list) const {
     }
     out.push_back(static_cast<uint32_t>(*number));
   }
-  std::sort(out.begin(), out.end());
-  return std::make_shared<const std::vector<uint32_t>>(std::move(out));
+  return absl::OkStatus();
 }
 
 absl::Status Reader::AddMeshRanks(const Value& mesh, const std::vector<uint32_t>& shape) {
   const auto [at, is_new] = ranks_.of_meshes.try_emplace(&mesh);
   out_.mesh = at->second;
   if (!is_new) return absl::OkStatus();
-  const Value* map = mesh.Attribute("_flatten_rank_map");
-  if (map == nullptr) map = mesh.Attribute("_flatten_mesh_list");  // before torch 2.9
-  if (map == nullptr || map->items().empty()) {
-    uint32_t ranks = 1;
-    for (const uint32_t size : shape) ranks *= size;
-    for (; ranks_.all_below < ranks; ++ranks_.all_below) ranks_.numbers.insert(ranks_.all_below);
+  const Value* list = mesh.Attribute("_flatten_rank_map");
+  if (list == nullptr) list = mesh.Attribute("_flatten_mesh_list");  // before torch 2.9
+  uint32_t count = 1;
+  for (const uint32_t size : shape) count *= size;
+  if (list == nullptr || list->items().empty()) {
+    for (; ranks_.all_below < count; ++ranks_.all_below) ranks_.numbers.insert(ranks_.all_below);
     return absl::OkStatus();
   }
-  MeshRanks& known = ranks_.of_meshes[map];
-  if (known == nullptr) {
-    CKPTD_ASSIGN_OR_RETURN(known, RanksOf(*map));
-    ranks_.numbers.insert(known->begin(), known->end());
+  const auto [listed, is_first] = ranks_.lists.try_emplace(list);
+  if (is_first) {
+    CKPTD_RETURN_IF_ERROR(ReadList(*list, listed->second));
+    ranks_.numbers.insert(listed->second.begin(), listed->second.end());
   }
-  out_.mesh = ranks_.of_meshes[&mesh] = known;
+  if (ranks_.kept + count > kMostKeptRanks) return absl::OkStatus();
+  ranks_.kept += count;
+  std::vector<uint32_t> own = count == listed->second.size() ? listed->second
+                                                             : OwnRanks(mesh, listed->second);
+  if (own.empty()) return absl::OkStatus();
+  std::sort(own.begin(), own.end());
+  at->second = std::make_shared<const std::vector<uint32_t>>(std::move(own));
+  out_.mesh = at->second;
   return absl::OkStatus();
 }
 

@@ -43,8 +43,10 @@ struct LocalTensor {
 struct Ranks {
   std::set<uint32_t> numbers;
   std::unordered_set<const pickle::Value*> seen;                  // lists of shards
-  std::unordered_map<const pickle::Value*, MeshRanks> of_meshes;  // by the mesh, and by its list
+  std::unordered_map<const pickle::Value*, MeshRanks> of_meshes;
+  std::unordered_map<const pickle::Value*, std::vector<uint32_t>> lists;  // as they are in the file
   uint32_t all_below = 0;  // these are in `numbers`
+  size_t kept = 0;         // by of_meshes
 };
 
 // The local tensor that a DTensor's placements and mesh, or a ShardedTensor's shards, describe;

@@ -269,6 +269,19 @@ TEST_F(PerRank, RefusesStagesThatUseTheSameNames) {
   EXPECT_THAT(read, Says("ranks 0 and ranks 1 each have all of tensor \"w\", with other values"));
 }
 
+// Ranks (0, 1) and (2, 3) of one mesh (pp, tp) each cut "w" along tp.
+TEST_F(PerRank, KnowsTheStagesOfASlicedMesh) {
+  for (uint64_t rank = 0; rank < 4; ++rank) {
+    RankFile file;
+    MeshOfRank mesh = {{2}, {rank % 2}, {0, 1, 2, 3}};
+    mesh.own = rank;
+    file.Add("w", DTensor({2}, file.Tensor({1}, Floats({static_cast<float>(rank)})), Mesh(mesh),
+                          {Shard(0)}));
+    Write(rank, file);
+  }
+  EXPECT_THAT(Read(), Says("ranks 0, 1 and ranks 2, 3 each have all of tensor \"w\""));
+}
+
 TEST_F(PerRank, RemarksOnReplicasThatDiffer) {
   for (uint64_t rank = 0; rank < 2; ++rank) {
     RankFile file;
