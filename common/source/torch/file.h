@@ -10,10 +10,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/source/index.h"
+#include "common/source/pickle/pickle.h"
 #include "common/source/pickle/value.h"
 #include "common/source/storage.h"
 
@@ -34,6 +36,8 @@ struct StorageBytes {
 struct File {
   SourceFile file;  // header_hash is of the pickle
   pickle::Document document;
+  // What the file spends on the pickle: it pays for what is made of it.
+  uint64_t pickle_bytes = 0;
   std::map<std::string, StorageBytes, std::less<>> storages;  // by the key that persistent ids name
   bool big_endian = false;
   std::string_view form;  // "zip", "legacy": for people
@@ -51,6 +55,11 @@ absl::StatusOr<File> ReadFile(const Storage& storage, const std::string& path);
 // The same of a part of an object: an entry of a DCP file is a file of its own.
 absl::StatusOr<File> ReadFile(std::shared_ptr<const ReadableObject> object, uint64_t begin,
                               uint64_t bytes);
+
+// Reads an object that is one pickle and nothing else; `file` becomes its identity. Errors: those of
+// pickle::Parse, with the fact "file" or without it, and of the storage.
+absl::StatusOr<pickle::Parsed> ReadPickle(const Storage& storage, const std::string& path,
+                                          SourceFile& file);
 
 // A tensor as its file describes it.
 struct Tensor {
@@ -78,6 +87,9 @@ absl::StatusOr<std::optional<Tensor>> TensorOf(const File& file, const pickle::V
 
 // The tensor that a Parameter, or a tensor that was moved to a device, is made of; else `value`.
 const pickle::Value& Unwrapped(const pickle::Value& value);
+
+// The dicts of attributes that a tensor was given beside its elements.
+std::vector<const pickle::Value*> AttributesOf(const pickle::Value& tensor);
 
 // The sizes that a tuple or list of whole numbers has, such as torch.Size; nullopt for what is none,
 // and for more than kMaxTensorDims.

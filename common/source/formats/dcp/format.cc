@@ -1,7 +1,6 @@
 #include "common/source/formats/dcp/format.h"
 
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 
@@ -13,6 +12,7 @@
 #include "common/source/formats/dcp/part.h"
 #include "common/source/formats/dcp/place.h"
 #include "common/source/pickle/pickle.h"
+#include "common/source/torch/file.h"
 
 namespace ckptd {
 namespace {
@@ -33,11 +33,8 @@ absl::Status InContext(const absl::Status& status, const std::string& path) {
 
 absl::StatusOr<dcp::Metadata> ReadMetadata(const Storage& storage, const std::string& path,
                                            SourceFile& file) {
-  const pickle::Limits limits;
-  CKPTD_ASSIGN_OR_RETURN(TextObject read, ReadText(storage, path, limits.pickle_bytes));
-  file = std::move(read.identity);
   CKPTD_ASSIGN_OR_RETURN(pickle::Parsed parsed,
-                         pickle::Parse(std::as_bytes(std::span(read.text)), limits));
+                         torch::ReadPickle(storage, path, file));
   return dcp::Metadata::Make(std::move(parsed.document));
 }
 

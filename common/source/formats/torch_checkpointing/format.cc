@@ -54,11 +54,8 @@ struct Found {
 
 absl::StatusOr<Metadata> ReadMetadata(const Storage& storage, const std::string& path,
                                       std::optional<SourceFile>& file) {
-  const pickle::Limits limits;
-  CKPTD_ASSIGN_OR_RETURN(TextObject read, ReadText(storage, path, limits.pickle_bytes));
-  file = std::move(read.identity);
   CKPTD_ASSIGN_OR_RETURN(const pickle::Parsed parsed,
-                         pickle::Parse(std::as_bytes(std::span(read.text)), limits));
+                         torch::ReadPickle(storage, path, file.emplace()));
   return torch_checkpointing::ReadMetadata(*parsed.document.root);
 }
 
