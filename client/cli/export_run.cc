@@ -111,8 +111,8 @@ void AddChoiceOptions(CLI::App& verb, const std::string& renamed, ChoiceOptions&
       "Only tensors whose names match this pattern (* and ?); may be given again", "GLOB");
   add("--exclude", options.exclude, "No tensors whose names match it; may be given again", "GLOB");
   add("--rename", options.rename,
-      fmt::format("Change {} by a regular expression, as Python's re.sub does; may be given again; "
-                  "@FILE: one rule a line",
+      fmt::format("Change {} by a regular expression of RE2, wherever it matches (\\1: its first "
+                  "group); may be given again; @FILE: one rule a line",
                   renamed),
       "PATTERN=REPLACEMENT");
 }

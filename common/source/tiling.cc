@@ -20,8 +20,8 @@ using Boxes = std::vector<const Box*>;
 // Boxes on a grid have one cell each. So many more are tried before boxes are compared in pairs.
 constexpr uint64_t kCellsPerBox = 4;
 constexpr uint64_t kFreeCells = 4096;
-// Far more than anybody saves beside a grid.
-constexpr size_t kMostInPairs = 8192;
+// Far more than anybody saves beside a grid: pairs of boxes, times their dimensions.
+constexpr size_t kMostCompared = size_t{8192} * 8192 * 2;
 
 std::string Described(const Box& box) {
   return fmt::format("({}) at ({})", fmt::join(box.extents, ", "), fmt::join(box.offsets, ", "));
@@ -116,7 +116,7 @@ std::string FindOverlap(size_t dims, const Boxes& boxes) {
     const auto [a, b] = grid.FindOverlap(boxes);
     return a == nullptr ? "" : Overlap(*a, *b);
   }
-  if (boxes.size() > kMostInPairs) {
+  if (boxes.size() > kMostCompared / boxes.size() / dims) {
     return fmt::format("its {} chunks lie on no grid, and are too many to be compared",
                        boxes.size());
   }

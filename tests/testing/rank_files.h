@@ -71,6 +71,7 @@ struct MeshOfRank {
   std::vector<uint64_t> coordinates;
   std::vector<uint64_t> ranks;
   std::string tensor = {};  // of torch before 2.9, which had the ranks in a tensor
+  std::optional<uint64_t> own = {};  // the rank that saves it: it is a slice of `ranks`
 };
 
 inline std::string Mesh(const MeshOfRank& mesh) {
@@ -83,8 +84,10 @@ inline std::string Mesh(const MeshOfRank& mesh) {
   } else {
     std::vector<std::string> axes;
     for (const uint64_t size : mesh.shape) {
-      axes.push_back(Object(of("_FlatLayout"), Dict({{Text("shape"), Ints({size})}})));
+      axes.push_back(Object(of("_FlatLayout"), Dict({{Text("shape"), Ints({size})},
+                                                     {Text("stride"), Ints({1})}})));
     }
+    if (mesh.own.has_value()) state.emplace_back(Text("_rank"), Int(static_cast<int64_t>(*mesh.own)));
     state.emplace_back(Text("_layout"),
                        Object(of("_MeshLayout"), Dict({{Text("axes"), Tuple(axes)}})));
     state.emplace_back(Text("_flatten_rank_map"), Ints(mesh.ranks));

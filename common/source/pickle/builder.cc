@@ -113,7 +113,7 @@ const Value* Builder::Tuple(Items items) {
 }
 
 const Value* Builder::Persistent(const Value* id) {
-  return NewItems(Kind::kPersistent, Items(&id, 1));
+  return persistent_.emplace_back(NewItems(Kind::kPersistent, Items(&id, 1)));
 }
 
 const Value* Builder::Record(const Value* callee, Items items, const Value* keywords) {

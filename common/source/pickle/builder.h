@@ -56,8 +56,12 @@ class Builder {
   absl::Status MergeEqualKeys();
 
   size_t values() const { return values_; }
-  size_t bytes() const { return arena_.bytes() + filled_.capacity() * sizeof(Value*); }
+  size_t bytes() const {
+    return arena_.bytes() + (filled_.capacity() + persistent_.capacity()) * sizeof(Value*);
+  }
   Arena TakeArena() { return std::move(arena_); }
+  // What Persistent made.
+  std::vector<const Value*> TakePersistent() { return std::move(persistent_); }
 
  private:
   Value* New(Kind kind);
@@ -76,6 +80,7 @@ class Builder {
 
   Arena arena_;
   std::vector<Value*> filled_;  // dicts that have entries
+  std::vector<const Value*> persistent_;
   size_t values_ = 0;
   size_t most_repeated_ = 0;
   size_t repeated_ = 0;

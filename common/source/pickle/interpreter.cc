@@ -17,6 +17,10 @@ namespace {
 constexpr size_t kRepeatedPerByte = 4;
 constexpr size_t kRepeatedAlways = 64 * 1024;
 constexpr size_t kCheckedAtOnce = 32;
+// Memory: real pickles take 2 to 12 bytes for each of their own.
+constexpr size_t kMemoryAlways = size_t{16} << 20;
+constexpr size_t kMemoryPerByte = 32;
+constexpr size_t kBytesOfFarMemo = 64;
 // So many numbers of the memo are left out by picklers that number what they write.
 constexpr size_t kMemoGap = 256;
 // No container gets more elements than there are bytes, and they are counted by 32 bits.
@@ -28,6 +32,9 @@ Interpreter::Interpreter(std::string_view bytes, const Limits& limits)
     : bytes_(bytes.substr(0, std::min(limits.pickle_bytes, kLongestPickle))),
       is_whole_(bytes_.size() == bytes.size()),
       limits_(limits),
+      most_bytes_(std::min(
+          limits.total_bytes,
+          kMemoryAlways + kMemoryPerByte * std::min(limits.stored_bytes, bytes_.size()))),
       builder_(kRepeatedPerByte * bytes_.size() + kRepeatedAlways),
       caller_(builder_) {}
 
@@ -44,6 +51,7 @@ absl::StatusOr<Parsed> Interpreter::Run() {
   Parsed out;
   out.document.root = PopTop();
   out.document.arena = builder_.TakeArena();
+  out.document.persistent = builder_.TakePersistent();
   out.document.protocol = protocol_;
   out.bytes = at_;
   return out;
@@ -53,9 +61,11 @@ absl::Status Interpreter::CheckCost() const {
   if (builder_.values() > limits_.values) [[unlikely]] {
     return PastLimit("values", limits_.values);
   }
-  const size_t cost = builder_.bytes() + sizeof(const Value*) * (stack_.capacity() + remembered_);
-  if (cost > limits_.total_bytes) [[unlikely]] {
-    return PastLimit("bytes of memory for its values", limits_.total_bytes);
+  const size_t pointers = stack_.capacity() + marks_.capacity() + memo_.size() * kMemoPart;
+  const size_t cost = builder_.bytes() + sizeof(const Value*) * pointers +
+                      kBytesOfFarMemo * far_memo_.size();
+  if (cost > most_bytes_) [[unlikely]] {
+    return PastLimit("bytes of memory for its values", most_bytes_);
   }
   return absl::OkStatus();
 }

@@ -165,6 +165,7 @@ class Interpreter {
   const std::string_view bytes_;
   const bool is_whole_;  // or cut at a limit
   const Limits& limits_;
+  const size_t most_bytes_;  // of memory
   Builder builder_;
   Caller caller_;
   size_t at_ = 0;         // behind what was read

@@ -18,12 +18,16 @@ constexpr size_t kFew = 8;
 constexpr size_t kAhead = 16;
 
 constexpr bool IsNumber(Kind kind) {
-  return kind == Kind::kBool || kind == Kind::kInt || kind == Kind::kFloat;
+  return kind == Kind::kBool || kind == Kind::kInt || kind == Kind::kFloat ||
+         kind == Kind::kComplex;
 }
 
-// A float that is a whole number is the key that this number is.
+bool IsReal(const Value& number) { return !number.is(Kind::kComplex) || number.imaginary() == 0; }
+
+// A float or a complex number that is a whole number is the key that this number is.
 std::optional<int64_t> WholeNumber(const Value& number) {
-  if (!number.is(Kind::kFloat)) return number.integer();
+  if (number.is(Kind::kBool) || number.is(Kind::kInt)) return number.integer();
+  if (!IsReal(number)) return std::nullopt;
   const double real = number.real();
   constexpr double kEnd = 9223372036854775808.0;  // 2^63
   if (!(real >= -kEnd && real < kEnd) || std::trunc(real) != real) return std::nullopt;
@@ -33,7 +37,8 @@ std::optional<int64_t> WholeNumber(const Value& number) {
 bool SameNumber(const Value& a, const Value& b) {
   const std::optional<int64_t> whole = WholeNumber(a);
   if (whole.has_value()) return whole == WholeNumber(b);
-  return a.is(Kind::kFloat) && b.is(Kind::kFloat) && a.real() == b.real();
+  // An integer that is no WholeNumber is none.
+  return a.real() == b.real() && a.imaginary() == b.imaginary() && !WholeNumber(b).has_value();
 }
 
 uint64_t Mixed(uint64_t number) { return __builtin_bswap64((number + 1) * 0x9e3779b97f4a7c15); }

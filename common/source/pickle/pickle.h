@@ -7,6 +7,7 @@
 #include <span>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/source/pickle/value.h"
 
@@ -21,6 +22,9 @@ struct Limits {
   size_t text_bytes = size_t{64} << 20;  // of one text, or of one bytes object
   size_t number_bytes = 1'024;           // of one whole number
   size_t total_bytes = size_t{2} << 30;  // of memory for all of it
+  // What the pickle takes in its file, where it is packed there. Memory grows with it, or with the
+  // pickle's length if that is less: real values take a few bytes for each.
+  size_t stored_bytes = SIZE_MAX;
 };
 
 struct Parsed {
@@ -35,6 +39,11 @@ struct Parsed {
 // and later protocols; PermissionDenied SOURCE_UNSAFE (fact "calls") for a pickle that would call
 // what executes something, such as os.system.
 absl::StatusOr<Parsed> Parse(std::span<const std::byte> bytes, const Limits& limits = {});
+
+// Files can be long and take no room on a disk: of longer pickles the begin is read first.
+inline constexpr size_t kLongPickle = size_t{32} << 20;
+// OK if the pickle that begins so can go on behind it. Errors: those of Parse.
+absl::Status CheckBegin(std::span<const std::byte> begin);
 
 }  // namespace ckptd::pickle
 

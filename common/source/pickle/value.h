@@ -165,6 +165,8 @@ class Arena {
 struct Document {
   Arena arena;
   const Value* root = nullptr;
+  // All objects outside of it that were asked for, in this order, also those that are in no value.
+  std::vector<const Value*> persistent;
   int protocol = 0;
 };
 

@@ -22,6 +22,26 @@ bool IsFlat(const LocalTensor& tensor) {
   return tensor.name.ends_with(kFlat) && tensor.shape.size() == 1;
 }
 
+// Whether two meshes share no rank.
+bool AreApart(const MeshRanks& a, const MeshRanks& b) {
+  if (a == nullptr || b == nullptr) return false;
+  auto in_a = a->begin();
+  auto in_b = b->begin();
+  while (in_a != a->end() && in_b != b->end()) {
+    if (*in_a == *in_b) return false;
+    ++(*in_a < *in_b ? in_a : in_b);
+  }
+  return true;
+}
+
+// "0, 1, 2, ..."
+std::string RanksText(const std::vector<uint32_t>& ranks) {
+  constexpr size_t kShown = 8;
+  const bool has_more = ranks.size() > kShown;
+  const auto end = has_more ? ranks.begin() + kShown : ranks.end();
+  return fmt::format("{}{}", fmt::join(ranks.begin(), end, ", "), has_more ? ", ..." : "");
+}
+
 bool IsEmptyRun(const TensorEntry& entry) {
   return entry.shape.size() == 1 && entry.shape[0] == 0;
 }
@@ -44,6 +64,23 @@ absl::Status Merger::CountPieces(size_t more) {
                                "pieces; save it by torch.distributed.checkpoint",
                                source_, kMaxSourcePieces),
                    {{"file", last_file_}});
+}
+
+// Another rank has the same place in the mesh, or a replica; or it is another mesh, whose ranks have
+// another tensor by that name.
+absl::Status Merger::CheckReplica(const Sharded& held, const LocalTensor& tensor,
+                                  const LocalBox& box, uint64_t content) {
+  if (content != 0 && content == box.view.content) return absl::OkStatus();
+  if (box.box.extents == tensor.shape) taken_from_first_.insert(tensor.name);
+  if (!AreApart(held.mesh, tensor.mesh)) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kDataLoss, reason::kSourceInvalid,
+      fmt::format("merging the ranks' files of {}: ranks {} and ranks {} each have all of tensor "
+                  "{}, with other values, as stages of a pipeline that use the same names; save "
+                  "each stage by names of its own",
+                  source_, RanksText(*held.mesh), RanksText(*tensor.mesh),
+                  Quoted(Escape(tensor.name))),
+      {{"file", last_file_}, {"tensor", tensor.name}});
 }
 
 absl::Status Merger::AddSharded(const LocalTensor& tensor, uint32_t file, bool big_endian) {
@@ -69,8 +106,13 @@ absl::Status Merger::AddSharded(const LocalTensor& tensor, uint32_t file, bool b
                                             NameOf(entry.dtype), NameOf(tensor.dtype)));
   }
   for (const LocalBox& local : tensor.boxes) {
-    // Another rank has the same place in the mesh, or a replica.
-    if (!at->second.boxes.insert({local.box.offsets, local.box.extents}).second) continue;
+    const auto [held, is_first] = at->second.boxes.try_emplace(
+        {local.box.offsets, local.box.extents}, local.view.content);
+    if (!is_first) {
+      CKPTD_RETURN_IF_ERROR(CheckReplica(at->second, tensor, local, held->second));
+      continue;
+    }
+    if (entry.pieces.empty()) at->second.mesh = tensor.mesh;
     TensorEntry of_rank;
     torch::SetSigns(local.view, of_rank);
     if (entry.pieces.empty()) torch::SetSigns(local.view, entry);
@@ -119,8 +161,11 @@ absl::Status Merger::AddPlain(const torch::NamedTensor& tensor, uint32_t file, b
   plain.all_empty = plain.all_empty && is_empty;
   if (is_new) {
     plain.entry = std::move(entry);
+    plain.content = tensor.tensor.content;
     return CountPieces(1);
   }
+  const bool is_equal = plain.content != 0 && plain.content == tensor.tensor.content;
+  if (!is_equal && !is_empty) taken_from_first_.insert(tensor.name);
   plain.differs = plain.differs || plain.entry.shape != entry.shape ||
                   plain.entry.dtype != entry.dtype;
   return absl::OkStatus();
@@ -229,6 +274,14 @@ void Merger::DropStrayAliases() {
   });
 }
 
+void Merger::RemarkOnFirst() {
+  if (taken_from_first_.empty()) return;
+  out_.remarks.push_back(fmt::format(
+      "several ranks have tensors whole that may differ, and that are taken from the first file "
+      "that has them: {}",
+      Listed({taken_from_first_.begin(), taken_from_first_.end()})));
+}
+
 absl::StatusOr<OpenedCheckpoint> Merger::Finish() {
   CKPTD_RETURN_IF_ERROR(CheckTogether());
   const size_t runs = fragments_.size();
@@ -236,6 +289,7 @@ absl::StatusOr<OpenedCheckpoint> Merger::Finish() {
   CKPTD_RETURN_IF_ERROR(FinishFragments());
   CKPTD_RETURN_IF_ERROR(FinishPlain());
   DropStrayAliases();
+  RemarkOnFirst();
   if (!flat_names_.empty()) {
     out_.remarks.push_back(fmt::format(
         "{} flat parameters of FSDP1 (LOCAL_STATE_DICT) have no shapes of their members: {} are of "

@@ -29,26 +29,32 @@ class Merger {
   absl::Status Add(RankState state, uint32_t file);
 
   // The index, but for its files. Tensors that each rank has whole (buffers) are taken from the
-  // first one. What FSDP1's LOCAL_STATE_DICT has of flat parameters is of one dimension, as a remark
-  // says. Errors as of Add, for parts that leave holes or overlap; Unimplemented SOURCE_UNSUPPORTED
+  // first one, with a remark where their values may differ. What FSDP1's LOCAL_STATE_DICT has of
+  // flat parameters is of one dimension, as a remark says. Errors as of Add, for parts that leave holes or overlap; Unimplemented SOURCE_UNSUPPORTED
   // where nothing says how the ranks' tensors belong together.
   absl::StatusOr<OpenedCheckpoint> Finish();
 
  private:
   struct Sharded {
     TensorEntry entry;
-    std::set<std::pair<Shape, Shape>> boxes;  // of its pieces: replicas have equal ones
+    // Of its pieces, with torch::Tensor::content: replicas have equal ones.
+    std::map<std::pair<Shape, Shape>, uint64_t> boxes;
+    MeshRanks mesh;  // of the first rank that has a piece
   };
   struct Plain {
     TensorEntry entry;
     bool differs = false;   // ranks have it in different shapes or types
     bool all_empty = true;  // it is of one dimension and has no elements on any rank
+    uint64_t content = 0;   // torch::Tensor::content
   };
   // The shards that a rank has of flat parameters, by the storage that each lies in.
   using FlatShards = std::map<std::string, const LocalBox*>;
 
   absl::Status Invalid(const std::string& tensor, const std::string& why) const;
   absl::Status CountPieces(size_t more);
+  absl::Status CheckReplica(const Sharded& held, const LocalTensor& tensor, const LocalBox& box,
+                            uint64_t content);
+  void RemarkOnFirst();
   absl::Status AddSharded(const LocalTensor& tensor, uint32_t file, bool big_endian);
   absl::Status AddPlain(const torch::NamedTensor& tensor, uint32_t file, bool big_endian,
                         const FlatShards& flats);
@@ -70,6 +76,8 @@ class Merger {
   // By name, the runs by where they begin in their flat parameter.
   std::map<std::string, std::map<uint64_t, TensorEntry>> fragments_;
   std::vector<std::string> flat_names_;
+  // Tensors that ranks have whole, with values that are not known to be equal.
+  std::set<std::string> taken_from_first_;
   OpenedCheckpoint out_;
 };
 

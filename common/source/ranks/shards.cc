@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "common/base/checked_math.h"
@@ -22,6 +23,11 @@ using pickle::Value;
 
 constexpr size_t kMaxMeshDims = 8;
 constexpr uint64_t kMaxRanks = kMaxSourceFiles;
+// Of all meshes in a file: those of others are not known.
+constexpr size_t kMostKeptRanks = 1'000'000;
+// A box holds an element, and tensors of many boxes are large: real files have fewer.
+constexpr uint64_t kBytesPerBox = 8;
+constexpr uint64_t kFreeBoxes = 16'384;
 
 // A value of an object's state, which is a dict, or (dict, dict of slots).
 const Value* Field(const Value* state, std::string_view name) {
@@ -97,6 +103,7 @@ class Reader {
   absl::Status ReadShape(const Value* sizes);
   absl::StatusOr<torch::Tensor> TensorAt(const Value* value) const;
   absl::StatusOr<std::vector<uint32_t>> MeshShapeOf(const Value& mesh) const;
+  absl::Status ReadList(const Value& list, std::vector<uint32_t>& out) const;
   absl::Status AddMeshRanks(const Value& mesh, const std::vector<uint32_t>& shape);
   absl::StatusOr<std::vector<Placement>> PlacementsOf(const Value* placements) const;
   absl::StatusOr<Placement> PlacementOf(const Value& placement) const;
@@ -136,6 +143,54 @@ std::optional<uint64_t> SizeOfAxis(const Value& size) {
   return several.has_value() ? CheckedElements(*several) : std::nullopt;
 }
 
+// The sizes of a mesh's axes, and how far apart in its list of ranks their neighbours are.
+std::vector<std::pair<uint64_t, uint64_t>> StepsOf(const Value& mesh) {
+  const Value* const layout = mesh.Attribute("_layout");
+  std::vector<std::pair<const Value*, const Value*>> parts = {
+      {Attribute(layout, "shape"), Attribute(layout, "stride")}};
+  if (const Value* const axes = Attribute(layout, "axes"); axes != nullptr) {  // torch 2.13
+    parts.clear();
+    for (const Value* axis : axes->items()) {
+      parts.emplace_back(axis->Attribute("shape"), axis->Attribute("stride"));
+    }
+  }
+  std::vector<std::pair<uint64_t, uint64_t>> out;
+  for (const auto& [sizes, strides] : parts) {
+    const std::optional<Shape> all = SizesAt(sizes);
+    const std::optional<Shape> steps = SizesAt(strides);
+    if (!all.has_value() || !steps.has_value() || all->size() != steps->size()) return {};
+    for (size_t i = 0; i < all->size(); ++i) out.emplace_back((*all)[i], (*steps)[i]);
+  }
+  return out;
+}
+
+// The ranks of a mesh that is a slice of a larger one, which `list` is of: those that are reached
+// from the rank that saved it. Empty: not known.
+std::vector<uint32_t> OwnRanks(const Value& mesh, const std::vector<uint32_t>& list) {
+  const std::optional<uint64_t> rank = NumberOf(mesh.Attribute("_rank"));
+  const auto found = std::find(list.begin(), list.end(), rank.value_or(kMaxRanks));
+  if (found == list.end()) return {};
+  const auto place = static_cast<uint64_t>(found - list.begin());
+  std::vector<uint64_t> places = {place};
+  const std::vector<std::pair<uint64_t, uint64_t>> steps = StepsOf(mesh);
+  if (steps.empty()) return {};
+  for (const auto& [size, step] : steps) {
+    if (size == 0 || step == 0 || size > list.size() / places.size()) return {};
+    const uint64_t back = place / step % size * step;
+    std::vector<uint64_t> more;
+    for (const uint64_t at : places) {
+      for (uint64_t i = 0; i < size; ++i) more.push_back(at - back + i * step);
+    }
+    places = std::move(more);
+  }
+  std::vector<uint32_t> out;
+  for (const uint64_t at : places) {
+    if (at >= list.size()) return {};
+    out.push_back(list[at]);
+  }
+  return out;
+}
+
 absl::StatusOr<std::vector<uint32_t>> Reader::MeshShapeOf(const Value& mesh) const {
   Shape sizes;
   const Value* const layout = mesh.Attribute("_layout");
@@ -169,25 +224,43 @@ absl::StatusOr<std::vector<uint32_t>> Reader::MeshShapeOf(const Value& mesh) con
   return out;
 }
 
-absl::Status Reader::AddMeshRanks(const Value& mesh, const std::vector<uint32_t>& shape) {
-  if (!ranks_.seen.insert(&mesh).second) return absl::OkStatus();
-  const Value* map = mesh.Attribute("_flatten_rank_map");
-  if (map == nullptr) map = mesh.Attribute("_flatten_mesh_list");  // before torch 2.9
-  if (map != nullptr && !ranks_.seen.insert(map).second) return absl::OkStatus();
-  if (map == nullptr || map->items().empty()) {
-    uint32_t ranks = 1;
-    for (const uint32_t size : shape) ranks *= size;
-    for (uint32_t rank = 0; rank < ranks; ++rank) ranks_.numbers.insert(rank);
-    return absl::OkStatus();
-  }
-  if (map->items().size() > kMaxRanks) return Invalid("its mesh has too many ranks");
-  for (const Value* rank : map->items()) {
+absl::Status Reader::ReadList(const Value& list, std::vector<uint32_t>& out) const {
+  if (list.items().size() > kMaxRanks) return Invalid("its mesh has too many ranks");
+  for (const Value* rank : list.items()) {
     const std::optional<uint64_t> number = NumberOf(rank);
     if (!number.has_value() || *number >= kMaxRanks) {
       return Invalid("its mesh has ranks that are none");
     }
-    ranks_.numbers.insert(static_cast<uint32_t>(*number));
+    out.push_back(static_cast<uint32_t>(*number));
   }
+  return absl::OkStatus();
+}
+
+absl::Status Reader::AddMeshRanks(const Value& mesh, const std::vector<uint32_t>& shape) {
+  const auto [at, is_new] = ranks_.of_meshes.try_emplace(&mesh);
+  out_.mesh = at->second;
+  if (!is_new) return absl::OkStatus();
+  const Value* list = mesh.Attribute("_flatten_rank_map");
+  if (list == nullptr) list = mesh.Attribute("_flatten_mesh_list");  // before torch 2.9
+  uint32_t count = 1;
+  for (const uint32_t size : shape) count *= size;
+  if (list == nullptr || list->items().empty()) {
+    for (; ranks_.all_below < count; ++ranks_.all_below) ranks_.numbers.insert(ranks_.all_below);
+    return absl::OkStatus();
+  }
+  const auto [listed, is_first] = ranks_.lists.try_emplace(list);
+  if (is_first) {
+    CKPTD_RETURN_IF_ERROR(ReadList(*list, listed->second));
+    ranks_.numbers.insert(listed->second.begin(), listed->second.end());
+  }
+  if (ranks_.kept + count > kMostKeptRanks) return absl::OkStatus();
+  ranks_.kept += count;
+  std::vector<uint32_t> own = count == listed->second.size() ? listed->second
+                                                             : OwnRanks(mesh, listed->second);
+  if (own.empty()) return absl::OkStatus();
+  std::sort(own.begin(), own.end());
+  at->second = std::make_shared<const std::vector<uint32_t>>(std::move(own));
+  out_.mesh = at->second;
   return absl::OkStatus();
 }
 
@@ -343,6 +416,7 @@ absl::Status AddBoxes(const std::string& path, const torch::Tensor& local, CutTe
                         "a part of it begins within a byte");
     }
     one.view.offset += first * bits / 8;
+    if (one.view.content != 0) one.view.content += first;
   }
   return absl::OkStatus();
 }
@@ -358,17 +432,34 @@ absl::StatusOr<std::optional<LocalTensor>> LocalTensorOf(const torch::File& file
   return Reader(file, name, ranks).ReadShardedTensor(*wrapped);
 }
 
-absl::StatusOr<RankState> RankStateOf(const torch::File& file, const std::string& prefix) {
+absl::Status BoxBudget::Pay(const std::string& path, const LocalTensor& tensor) {
+  // A tensor that has none here costs its name.
+  boxes_ += tensor.boxes.size() + 1;
+  const uint64_t most = std::min<uint64_t>(kFreeBoxes + bytes_ / kBytesPerBox, kMaxSourcePieces);
+  if (boxes_ <= most) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,
+                   fmt::format("reading tensor {} of {}: the tensors of the files so far lie in "
+                               "more than {} boxes, which no files of their size do; save them by "
+                               "torch.distributed.checkpoint",
+                               Quoted(Escape(tensor.name)), path, most),
+                   {{"file", path}, {"tensor", tensor.name}});
+}
+
+absl::StatusOr<RankState> RankStateOf(const torch::File& file, const std::string& prefix,
+                                      BoxBudget& budget) {
   RankState out;
   out.file = file.file;
   out.big_endian = file.big_endian;
+  budget.AddFile(file.file);
   Ranks ranks;
   const torch::Claim claim = [&](const std::string& name,
                                  const Value& record) -> absl::StatusOr<bool> {
     CKPTD_ASSIGN_OR_RETURN(std::optional<LocalTensor> tensor,
                            LocalTensorOf(file, name, record, ranks));
-    if (tensor.has_value()) out.sharded.push_back(*std::move(tensor));
-    return tensor.has_value();
+    if (!tensor.has_value()) return false;
+    CKPTD_RETURN_IF_ERROR(budget.Pay(file.file.path, *tensor));
+    out.sharded.push_back(*std::move(tensor));
+    return true;
   };
   CKPTD_ASSIGN_OR_RETURN(out.plain,
                          torch::Flatten(file, *file.document.root, prefix, {}, claim));

@@ -3,13 +3,17 @@
 #ifndef CKPTD_COMMON_SOURCE_RANKS_SHARDS_H_
 #define CKPTD_COMMON_SOURCE_RANKS_SHARDS_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/source/index.h"
 #include "common/source/placements.h"
@@ -17,6 +21,9 @@
 #include "common/source/torch/flatten.h"
 
 namespace ckptd::ranks {
+
+// The ranks of a mesh, ascending; nullptr: not known.
+using MeshRanks = std::shared_ptr<const std::vector<uint32_t>>;
 
 // A box of a tensor, and where its elements lie: a view of the box's shape.
 struct LocalBox {
@@ -29,12 +36,17 @@ struct LocalTensor {
   Dtype dtype = Dtype::kUnspecified;  // kUnspecified: this rank has nothing of it
   Shape shape;  // of the whole tensor
   std::vector<LocalBox> boxes;  // disjoint; none is empty
+  MeshRanks mesh = nullptr;
 };
 
 // The ranks that tensors lie on. Lists of them are shared by many tensors, and looked at once.
 struct Ranks {
   std::set<uint32_t> numbers;
-  std::unordered_set<const pickle::Value*> seen;
+  std::unordered_set<const pickle::Value*> seen;                  // lists of shards
+  std::unordered_map<const pickle::Value*, MeshRanks> of_meshes;
+  std::unordered_map<const pickle::Value*, std::vector<uint32_t>> lists;  // as they are in the file
+  uint32_t all_below = 0;  // these are in `numbers`
+  size_t kept = 0;         // by of_meshes
 };
 
 // The local tensor that a DTensor's placements and mesh, or a ShardedTensor's shards, describe;
@@ -57,6 +69,22 @@ bool CountElements(Dtype dtype, Shape& shape);
 absl::Status AddBoxes(const std::string& path, const torch::Tensor& local, CutTensor cut,
                       LocalTensor& out);
 
+// How many boxes the tensors of all ranks may have: short files name a tensor of thousands of boxes
+// again and again.
+class BoxBudget {
+ public:
+  // For each file, before its tensors.
+  void AddFile(const SourceFile& file) { bytes_ += file.bytes; }
+  // Before a tensor of the file that came last is kept. Errors, with facts "file" and "tensor":
+  // InvalidArgument SOURCE_INVALID for more boxes than files of such a size have, and for more than
+  // kMaxSourcePieces.
+  absl::Status Pay(const std::string& path, const LocalTensor& tensor);
+
+ private:
+  uint64_t bytes_ = 0;
+  size_t boxes_ = 0;
+};
+
 // All of a rank's file.
 struct RankState {
   SourceFile file;
@@ -66,8 +94,10 @@ struct RankState {
   std::set<uint32_t> ranks;  // that the tensors lie on
 };
 
-// Names begin with `prefix` ("" or "rank_1"). Errors: those of torch::Flatten and LocalTensorOf.
-absl::StatusOr<RankState> RankStateOf(const torch::File& file, const std::string& prefix);
+// Names begin with `prefix` ("" or "rank_1"). Errors: those of torch::Flatten, LocalTensorOf and
+// BoxBudget::Pay.
+absl::StatusOr<RankState> RankStateOf(const torch::File& file, const std::string& prefix,
+                                      BoxBudget& budget);
 
 }  // namespace ckptd::ranks
 

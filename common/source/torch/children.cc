@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "common/source/torch/storage_id.h"
 #include "common/source/torch/text_of.h"
@@ -15,17 +16,45 @@ using pickle::Items;
 using pickle::Kind;
 using pickle::Value;
 
-void AddItems(Items items, std::vector<Child>& out) {
-  for (size_t i = 0; i < items.size(); ++i) out.push_back({std::to_string(i), items[i]});
+// Takes children until they cost too much.
+class Adder {
+ public:
+  Adder(size_t& budget, std::vector<Child>& out) : budget_(budget), out_(out) {}
+
+  bool fits() const { return fits_; }
+  // Whether so much is left; takes it.
+  bool Pay(size_t cost) {
+    fits_ = fits_ && cost <= budget_;
+    if (fits_) budget_ -= cost;
+    return fits_;
+  }
+  bool Add(std::string name, const Value* value, EntryKind kind = EntryKind::kParameter) {
+    if (!Pay(sizeof(Child) + name.size())) return false;
+    out_.push_back({std::move(name), value, kind});
+    return true;
+  }
+
+ private:
+  size_t& budget_;
+  std::vector<Child>& out_;
+  bool fits_ = true;
+};
+
+void AddItems(Items items, Adder& out) {
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (!out.Add(std::to_string(i), items[i])) return;
+  }
 }
 
-void AddEntries(const Value* dict, std::vector<Child>& out) {
+void AddEntries(const Value* dict, Adder& out) {
   if (dict == nullptr) return;
-  for (const Entry& entry : dict->entries()) out.push_back({KeyText(*entry.key), entry.value});
+  for (const Entry& entry : dict->entries()) {
+    if (!out.Add(KeyText(*entry.key), entry.value)) return;
+  }
 }
 
 // Adds the state that BUILD gave: a dict of attributes, such a dict and one of slots, or anything.
-void AddState(const Value* state, std::vector<Child>& out) {
+void AddState(const Value* state, Adder& out) {
   if (state == nullptr) return;
   if (state->is(Kind::kDict)) return AddEntries(state, out);
   const Items pair = state->is(Kind::kTuple) ? state->items() : Items();
@@ -34,7 +63,7 @@ void AddState(const Value* state, std::vector<Child>& out) {
     AddEntries(pair[0], out);
     return AddEntries(pair[1], out);
   }
-  out.push_back({"state", state});
+  out.Add("state", state);
 }
 
 // (function, class, its arguments, attributes): a subclass of Tensor made by a function.
@@ -53,43 +82,46 @@ bool Holds(const Value* names, const Value& name) {
                      [&name](const Value* item) { return item->IsText(name.text()); });
 }
 
-bool AddModule(const Value& record, std::vector<Child>& out) {
+bool AddModule(const Value& record, Adder& out) {
   const Value* const parameters = record.Attribute("_parameters");
   const Value* const buffers = record.Attribute("_buffers");
   const Value* const modules = record.Attribute("_modules");
   if (!IsDictOf(parameters) || !IsDictOf(buffers) || !IsDictOf(modules)) return false;
   const Value* const left_out = record.Attribute("_non_persistent_buffers_set");
-  const auto add = [&out](const Entry& entry, EntryKind kind) {
-    if (!entry.value->is(Kind::kNone)) out.push_back({KeyText(*entry.key), entry.value, kind});
+  const auto add_all = [&out](const Value& dict, EntryKind kind, const Value* without) {
+    const size_t compared = without == nullptr ? 0 : without->items().size();
+    for (const Entry& entry : dict.entries()) {
+      if (!out.Pay(compared)) return;
+      if (entry.value->is(Kind::kNone) || Holds(without, *entry.key)) continue;
+      if (!out.Add(KeyText(*entry.key), entry.value, kind)) return;
+    }
   };
-  for (const Entry& entry : parameters->entries()) add(entry, EntryKind::kParameter);
-  for (const Entry& entry : buffers->entries()) {
-    if (!Holds(left_out, *entry.key)) add(entry, EntryKind::kBuffer);
-  }
-  for (const Entry& entry : modules->entries()) add(entry, EntryKind::kParameter);
+  add_all(*parameters, EntryKind::kParameter, nullptr);
+  add_all(*buffers, EntryKind::kBuffer, left_out);
+  add_all(*modules, EntryKind::kParameter, nullptr);
   return true;
 }
 
 }  // namespace
 
-std::vector<Child> ChildrenOf(const Value& value) {
-  std::vector<Child> out;
+bool ChildrenOf(const Value& value, size_t& budget, std::vector<Child>& children) {
+  Adder out(budget, children);
   if (!value.is(Kind::kRecord)) {
     AddItems(value.items(), out);
     AddEntries(&value, out);
-    return out;
+    return out.fits();
   }
-  if (AddModule(value, out)) return out;
+  if (AddModule(value, out)) return out.fits();
   if (const Value* const attributes = AttributesOfSubclass(value); attributes != nullptr) {
     AddState(attributes, out);
-    return out;
+    return out.fits();
   }
   AddItems(value.items(), out);
   AddEntries(value.keywords(), out);
   AddState(value.state(), out);
   AddEntries(&value, out);
   AddItems(value.appended(), out);
-  return out;
+  return out.fits();
 }
 
 std::string NameOfRecord(const Value& record) {

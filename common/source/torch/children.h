@@ -2,6 +2,7 @@
 #ifndef CKPTD_COMMON_SOURCE_TORCH_CHILDREN_H_
 #define CKPTD_COMMON_SOURCE_TORCH_CHILDREN_H_
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -16,9 +17,10 @@ struct Child {
   EntryKind kind = EntryKind::kParameter;
 };
 
-// The values in a container or a record, in the order of the file. A module that was saved whole
-// has its parameters, buffers and modules, as its state_dict() has them.
-std::vector<Child> ChildrenOf(const pickle::Value& value);
+// Adds the values in a container or a record, in the order of the file. A module that was saved
+// whole has its parameters, buffers and modules, as its state_dict() has them. Takes what they cost,
+// in bytes of memory, from `budget`. False: that is too little, and some are missing.
+bool ChildrenOf(const pickle::Value& value, size_t& budget, std::vector<Child>& children);
 
 // "module.Name" of what a record was to build: of a subclass of Tensor the subclass.
 std::string NameOfRecord(const pickle::Value& record);

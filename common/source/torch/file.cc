@@ -1,6 +1,8 @@
 #include "common/source/torch/file.h"
 
 #include <algorithm>
+#include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -90,6 +92,20 @@ absl::StatusOr<File> ReadFile(std::shared_ptr<const ReadableObject> object, uint
     return part.Invalid("it ends before a part of it that is to be there; copy it again");
   }
   return ReadPart(part);
+}
+
+absl::StatusOr<pickle::Parsed> ReadPickle(const Storage& storage, const std::string& path,
+                                          SourceFile& file) {
+  CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<const ReadableObject> object, storage.Open(path));
+  const pickle::Limits limits;
+  if (object->size() > pickle::kLongPickle && object->size() <= limits.pickle_bytes) {
+    std::vector<std::byte> begin(pickle::kLongPickle);
+    CKPTD_RETURN_IF_ERROR(object->ReadAt(0, begin));
+    CKPTD_RETURN_IF_ERROR(pickle::CheckBegin(begin));
+  }
+  CKPTD_ASSIGN_OR_RETURN(TextObject read, ReadText(storage, path, limits.pickle_bytes));
+  file = std::move(read.identity);
+  return pickle::Parse(std::as_bytes(std::span(read.text)), limits);
 }
 
 }  // namespace ckptd::torch

@@ -10,10 +10,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/source/index.h"
+#include "common/source/pickle/pickle.h"
 #include "common/source/pickle/value.h"
 #include "common/source/storage.h"
 
@@ -27,12 +29,15 @@ struct StorageBytes {
   uint64_t offset = 0;  // absolute in its file
   uint64_t bytes = 0;
   bool is_deflated = false;  // no tensor can lie in it: the piece has no offset in the file
+  uint32_t crc32 = 0;        // of the bytes, as the file states it; 0: it does not
 };
 
 // A file of torch.save, read up to its storages. Movable; values stay where they are.
 struct File {
   SourceFile file;  // header_hash is of the pickle
   pickle::Document document;
+  // What the file spends on the pickle: it pays for what is made of it.
+  uint64_t pickle_bytes = 0;
   std::map<std::string, StorageBytes, std::less<>> storages;  // by the key that persistent ids name
   bool big_endian = false;
   std::string_view form;  // "zip", "legacy": for people
@@ -51,6 +56,11 @@ absl::StatusOr<File> ReadFile(const Storage& storage, const std::string& path);
 absl::StatusOr<File> ReadFile(std::shared_ptr<const ReadableObject> object, uint64_t begin,
                               uint64_t bytes);
 
+// Reads an object that is one pickle and nothing else; `file` becomes its identity. Errors: those of
+// pickle::Parse, with the fact "file" or without it, and of the storage.
+absl::StatusOr<pickle::Parsed> ReadPickle(const Storage& storage, const std::string& path,
+                                          SourceFile& file);
+
 // A tensor as its file describes it.
 struct Tensor {
   Dtype dtype = Dtype::kUnspecified;
@@ -64,6 +74,9 @@ struct Tensor {
   bool is_parameter = false;
   // "module.Name" of a subclass of Tensor that it is an object of; else empty.
   std::string wrapper;
+  // Equal for tensors of one dtype and shape whose elements are equal as their files' checksums
+  // have it; 0: not known.
+  uint64_t content = 0;
 };
 
 // The tensor of torch that `value` describes, also a Parameter; nullopt: it is something else. Its
@@ -74,6 +87,9 @@ absl::StatusOr<std::optional<Tensor>> TensorOf(const File& file, const pickle::V
 
 // The tensor that a Parameter, or a tensor that was moved to a device, is made of; else `value`.
 const pickle::Value& Unwrapped(const pickle::Value& value);
+
+// The dicts of attributes that a tensor was given beside its elements.
+std::vector<const pickle::Value*> AttributesOf(const pickle::Value& tensor);
 
 // The sizes that a tuple or list of whole numbers has, such as torch.Size; nullopt for what is none,
 // and for more than kMaxTensorDims.

@@ -21,9 +21,9 @@ namespace {
 using pickle::Kind;
 using pickle::Value;
 
-// The cost of names is limited: a file pays for them by its own values, but for a few.
+// The cost of names is limited: a file pays for them by its pickle, but for a few.
 constexpr size_t kFreeCost = 32 << 20;
-constexpr size_t kCostPerByte = 16;
+constexpr size_t kCostPerByte = 48;
 // The cost of looking at a value.
 constexpr size_t kCostOfVisit = 64;
 
@@ -33,7 +33,7 @@ class Walk {
       : file_(file),
         left_out_(left_out),
         claim_(claim),
-        budget_(kFreeCost + kCostPerByte * file.document.arena.bytes()) {}
+        budget_(kFreeCost + kCostPerByte * file.pickle_bytes) {}
 
   absl::StatusOr<Flattened> Run(const Value& value, const std::string& prefix) {
     path_ = prefix;
@@ -112,7 +112,8 @@ class Walk {
     if (frames_.size() == kMaxNesting) {
       return PastLimit(fmt::format("it nests more than {} deep", kMaxNesting));
     }
-    std::vector<Child> children = ChildrenOf(container);
+    std::vector<Child> children;
+    if (!ChildrenOf(container, budget_, children)) return TooManyNames();
     if (frames_.empty()) RemoveLeftOut(children);
     if (children.empty() && !in_record && !path_.empty()) {
       CKPTD_RETURN_IF_ERROR(AddValue(container.is(Kind::kDict) ? "{}" : "[]"));
@@ -147,7 +148,25 @@ class Walk {
     const auto [at, is_new] = by_elements_.emplace(std::move(elements), found_.size());
     if (is_new) found_.push_back({**std::move(tensor), kind});
     names_.push_back({path_, at->second});
+    CKPTD_RETURN_IF_ERROR(RefuseAttributes(value));
     return true;
+  }
+
+  // Tensors that are attributes of others: no state_dict() has them.
+  absl::Status RefuseAttributes(const Value& tensor) {
+    for (const Value* const attributes : AttributesOf(tensor)) {
+      for (const auto& [key, value] : attributes->entries()) {
+        CKPTD_RETURN_IF_ERROR(Pay(kCostOfVisit + path_.size()));
+        const absl::StatusOr<std::optional<Tensor>> found = TensorOf(file_, *value);
+        if (found.ok() && !found->has_value()) continue;
+        out_.refused.emplace(
+            path_ + "." + KeyText(*key).substr(0, kMaxNameBytes),
+            MakeError(absl::StatusCode::kUnimplemented, reason::kSourceUnsupported,
+                      "it is an attribute of another tensor; save it by a key of its own",
+                      {{"file", file_.file.path}}));
+      }
+    }
+    return absl::OkStatus();
   }
 
   absl::Status AddValue(std::string json) {
@@ -172,11 +191,12 @@ class Walk {
                                  kMaxNameBytes));
   }
   absl::Status Pay(size_t cost) {
-    if (cost > budget_) {
-      return PastLimit("it has so many names for the same things that they cannot be listed");
-    }
+    if (cost > budget_) return TooManyNames();
     budget_ -= cost;
     return absl::OkStatus();
+  }
+  absl::Status TooManyNames() const {
+    return PastLimit("it has so many names for the same things that they cannot be listed");
   }
   absl::Status PastLimit(std::string_view why) const {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid,

@@ -36,8 +36,8 @@ struct Flattened {
   std::map<std::string, std::string> aliases;  // a later path to the same tensor -> its name
   std::map<std::string, std::string> values;   // path -> JSON, with NaN and Infinity as Python's
   std::map<std::string, std::string> opaque;   // path -> "module.Name"; what is in it is no value
-  // Path -> why what is there cannot be read: tensors of other kinds, and several things that have
-  // one name.
+  // Path -> why what is there cannot be read: tensors of other kinds, those that are attributes of
+  // others, and several things that have one name.
   std::map<std::string, absl::Status> refused;
 };
 

@@ -10,7 +10,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -96,49 +95,64 @@ struct Described {
 };
 using Descriptions = std::map<std::string, Described, std::less<>>;
 
-absl::Status Describe(const zip::ObjectPart& part, const Value& persistent, Descriptions& out) {
-  const std::optional<StorageId> id = StorageIdOf(persistent);
-  if (!id.has_value()) return absl::OkStatus();  // the source of a module
-  const std::optional<Dtype> dtype = DtypeOfStorage(id->symbol);
-  if (!dtype.has_value()) {
-    return part.Unsupported(
-        "it holds a storage of a dtype that is not read, so where the others lie is not known; save it "
-        "again with a new torch");
+// A part of a storage: torch knows it by a key of its own.
+struct View {
+  std::string_view of;  // the key of the storage
+  uint64_t first = 0;
+  uint64_t elements = 0;
+  bool operator==(const View&) const = default;
+};
+using Views = std::map<std::string, View, std::less<>>;
+
+// Bytes of an element of a storage, also where tensors in it are not read.
+std::optional<uint64_t> ElementBytesOf(std::string_view symbol) {
+  if (const auto dtype = DtypeOfStorage(symbol); dtype.has_value()) return BitsOf(*dtype) / 8;
+  if (symbol == "torch.QInt32Storage") return 4;
+  for (const std::string_view other : {"QInt8", "QUInt8", "QUInt4x2", "QUInt2x4"}) {
+    if (symbol == fmt::format("torch.{}Storage", other)) return 1;
   }
-  const Described described = {id->elements, BitsOf(*dtype) / 8};
-  const auto [at, is_new] = out.emplace(id->key, described);
-  if (is_new || (at->second.elements == described.elements &&
-                 at->second.element_bytes == described.element_bytes)) {
-    return absl::OkStatus();
-  }
-  return part.Invalid("its pickle describes a storage in two ways; save it again");
+  return std::nullopt;
 }
 
-// All storages below `root`.
-absl::StatusOr<Descriptions> DescribeAll(const zip::ObjectPart& part, const Value& root) {
+absl::Status AddView(const zip::ObjectPart& part, const StorageId& id, Views& out) {
+  const pickle::Items items = id.part->items();
+  const auto first = items.size() == 3 ? SizeOf(*items[1]) : std::nullopt;
+  const auto elements = items.size() == 3 ? SizeOf(*items[2]) : std::nullopt;
+  if (!first.has_value() || !elements.has_value() || !items[0]->is(Kind::kText)) {
+    return part.Invalid("its pickle describes a part of a storage that is none; save it again");
+  }
+  const View view = {id.key, *first, *elements};
+  if (out.try_emplace(std::string(items[0]->text()), view).first->second == view) {
+    return absl::OkStatus();
+  }
+  return part.Invalid("its pickle has two parts of storages by one key, and torch reads one for "
+                      "both; save it again");
+}
+
+// All storages that the pickle asks for.
+absl::StatusOr<Descriptions> DescribeAll(const zip::ObjectPart& part,
+                                         const pickle::Document& document) {
   Descriptions out;
-  std::unordered_set<const Value*> seen;
-  std::vector<const Value*> open;
-  const auto add = [&](const Value* value) {
-    const bool holds_others = value != nullptr && value->kind() >= Kind::kList &&
-                              !value->is(Kind::kSymbol) && seen.insert(value).second;
-    if (holds_others) open.push_back(value);
-  };
-  add(&root);
-  while (!open.empty()) {
-    const Value& value = *open.back();
-    open.pop_back();
-    if (value.is(Kind::kPersistent)) {
-      CKPTD_RETURN_IF_ERROR(Describe(part, value, out));
-      continue;
+  Views views;
+  for (const Value* const value : document.persistent) {
+    const std::optional<StorageId> id = StorageIdOf(*value);
+    if (!id.has_value()) continue;  // the source of a module
+    const std::optional<uint64_t> element_bytes = ElementBytesOf(id->symbol);
+    if (!element_bytes.has_value()) {
+      return part.Unsupported(
+          "it holds a storage of a dtype that is not read, so where the others lie is not known; save it "
+          "again with a new torch");
     }
-    for (const Value* item : value.items()) add(item);
-    for (const Value* item : value.appended()) add(item);
-    for (const auto& [key, item] : value.entries()) {
-      add(key);
-      add(item);
+    const Described described = {id->elements, *element_bytes};
+    const auto [at, is_new] = out.emplace(id->key, described);
+    if (!is_new && at->second.elements != described.elements) {
+      return part.Invalid("its pickle describes a storage in two ways; save it again");
     }
-    for (const Value* more : {value.callee(), value.state(), value.keywords()}) add(more);
+    if (id->part != nullptr) CKPTD_RETURN_IF_ERROR(AddView(part, *id, views));
+  }
+  for (const auto& [key, view] : views) {
+    if (!out.contains(key)) continue;
+    return part.Invalid("its pickle has a storage and a part of one by one key; save it again");
   }
   return out;
 }
@@ -237,7 +251,9 @@ absl::StatusOr<File> ReadLegacy(const zip::ObjectPart& part) {
   CKPTD_ASSIGN_OR_RETURN(out.document, pickles.Next());
   CKPTD_ASSIGN_OR_RETURN(const pickle::Document keys, pickles.Next());
   out.file.header_hash = pickles.hash();
-  CKPTD_ASSIGN_OR_RETURN(const Descriptions described, DescribeAll(part, *out.document.root));
+  out.pickle_bytes = pickles.offset();
+  CKPTD_RETURN_IF_ERROR(CheckStorages(part, out.document));
+  CKPTD_ASSIGN_OR_RETURN(const Descriptions described, DescribeAll(part, out.document));
   StorageTable table(part, described);
   CKPTD_RETURN_IF_ERROR(table.Place(*keys.root, pickles.offset()));
   CKPTD_RETURN_IF_ERROR(table.CheckCounts(out.big_endian));

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <span>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/source/pickle/pickle.h"
 #include "common/source/torch/file.h"
@@ -26,6 +27,9 @@ bool BeginsAsLegacy(std::span<const std::byte> head);
 absl::StatusOr<pickle::Parsed> ParsePickle(const zip::ObjectPart& part,
                                            std::span<const std::byte> bytes,
                                            const pickle::Limits& limits = {});
+
+// DataLoss SOURCE_INVALID if the pickle asks for one storage in several dtypes.
+absl::Status CheckStorages(const zip::ObjectPart& part, const pickle::Document& document);
 
 }  // namespace ckptd::torch
 

@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "common/base/checked_math.h"
+#include "common/base/digest.h"
 #include "common/base/escape.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -81,6 +84,7 @@ struct StorageView {
   Dtype dtype = Dtype::kUnspecified;  // U8 also of untyped storages
   uint64_t offset = 0;                // in the file, in bytes
   uint64_t bytes = 0;
+  uint32_t crc32 = 0;  // of all of it; 0: not known
 };
 
 // Finds the storage in the file that the key of a persistent id names.
@@ -101,6 +105,7 @@ absl::Status Locate(const File& file, std::string_view key, uint64_t bytes, Stor
                                      Quoted(Escape(key)), found->second.bytes, bytes));
   }
   out.offset = found->second.offset;
+  out.crc32 = found->second.crc32;
   return absl::OkStatus();
 }
 
@@ -181,9 +186,37 @@ absl::Status CountElements(const File& file, Tensor& tensor) {
   return absl::OkStatus();
 }
 
-bool IsSet(const Value& dict, std::string_view key) {
-  const Value* const value = dict.Get(key);
-  return value != nullptr && value->boolean();
+// Tensor::content of a tensor that begins `first` elements behind the begin of its storage.
+uint64_t ContentOf(const StorageView& storage, uint64_t first, const Tensor& tensor) {
+  if (storage.crc32 == 0) return 0;
+  std::vector<uint64_t> all = {storage.crc32, storage.bytes, first, tensor.conjugated ? 1U : 0U,
+                               tensor.negated ? 1U : 0U};
+  all.insert(all.end(), tensor.strides.begin(), tensor.strides.end());
+  return Xxh3(std::as_bytes(std::span(all)));
+}
+
+// What Python's bool() gives for a number or nothing; nullopt: torch takes nothing else here.
+std::optional<bool> TruthOf(const Value* value) {
+  if (value == nullptr || value->is(Kind::kNone)) return false;
+  const bool is_number = value->is(Kind::kBool) || value->is(Kind::kInt) ||
+                         value->is(Kind::kFloat) || value->is(Kind::kBigInt);
+  if (!is_number) return std::nullopt;
+  return value->is(Kind::kBigInt) || value->integer() != 0 || value->real() != 0;
+}
+
+absl::Status ReadSigns(const File& file, const Value& metadata, Tensor& out) {
+  const std::optional<bool> conjugated = TruthOf(metadata.Get("conj"));
+  const std::optional<bool> negated = TruthOf(metadata.Get("neg"));
+  if (!conjugated.has_value() || !negated.has_value()) {
+    return Damaged(file, "its metadata is none that a tensor can have");
+  }
+  out.conjugated = *conjugated;
+  out.negated = *negated;
+  if ((out.negated || out.conjugated) && !HasSigns(out.dtype)) {
+    return Refused(file, "it is a negated view of numbers that have no sign bit; save its "
+                         "resolve_neg()");
+  }
+  return absl::OkStatus();
 }
 
 // _rebuild_tensor(storage, offset, size, stride), _v2 with (..., requires_grad, hooks, metadata)
@@ -201,6 +234,9 @@ absl::StatusOr<Tensor> Rebuild(const File& file, Items arguments, bool has_dtype
     }
     out.dtype = *dtype;
   }
+  if (arguments[2]->is(Kind::kList) || arguments[3]->is(Kind::kList)) {
+    return Refused(file, "its sizes are in a list, which could be changed later; save it anew");
+  }
   const std::optional<uint64_t> first = SizeOf(*arguments[1]);
   std::optional<Shape> shape = SizesOf(*arguments[2]);
   std::optional<Shape> strides = SizesOf(*arguments[3]);
@@ -214,13 +250,38 @@ absl::StatusOr<Tensor> Rebuild(const File& file, Items arguments, bool has_dtype
   CKPTD_RETURN_IF_ERROR(CountElements(file, out));
   const size_t metadata = has_dtype ? 7 : 6;
   if (arguments.size() > metadata) {
-    out.conjugated = IsSet(*arguments[metadata], "conj");
-    out.negated = IsSet(*arguments[metadata], "neg");
+    CKPTD_RETURN_IF_ERROR(ReadSigns(file, *arguments[metadata], out));
   }
-  if ((out.negated || out.conjugated) && !HasSigns(out.dtype)) {
-    return Damaged(file, "it is a negated view of numbers that have no sign");
-  }
+  out.content = ContentOf(storage, *first, out);
   return out;
+}
+
+bool IsChanged(const Value& value) {
+  return value.state() != nullptr || !value.entries().empty() || !value.appended().empty();
+}
+
+// Whether `value` is still what it is made of when all calls around it are done.
+absl::Status CheckWrappers(const File& file, const Value& value, Dtype dtype) {
+  const Value* at = &value;
+  for (int i = 0; i <= kMostWrappers; ++i) {
+    if (IsChanged(*at)) {
+      return Refused(file, "it is changed by its file after it was made; save it anew");
+    }
+    const Call call = CallOf(*at);
+    if (IsMoved(call.function) && (call.arguments.size() < 2 ||
+                                   DtypeOf(call.arguments[1]->text()) != dtype)) {
+      return Refused(file, "it is turned into another dtype while it is loaded; save its cpu()");
+    }
+    if (at == &Unwrapped(value)) break;
+    at = call.arguments[0];
+  }
+  for (const Value* attributes : AttributesOf(value)) {
+    for (const std::string_view key : {"data", "real", "imag"}) {
+      if (attributes->Get(key) == nullptr) continue;
+      return Refused(file, "it has an attribute that changes its elements; save it anew");
+    }
+  }
+  return absl::OkStatus();
 }
 
 // The call that a tensor of a type with own attributes was made by, in place of the call that adds
@@ -263,6 +324,24 @@ const Value& Unwrapped(const Value& value) {
   return *at;
 }
 
+std::vector<const Value*> AttributesOf(const Value& tensor) {
+  std::vector<const Value*> out;
+  const Value& inner = Unwrapped(tensor);
+  for (const Value* at = &tensor;; at = at->items()[0]) {
+    const Call call = CallOf(*at);
+    const bool has_state = call.function == "torch._utils._rebuild_parameter_with_state" ||
+                           call.function == kFromType;
+    const Value* const state = has_state && call.arguments.size() == 4 ? call.arguments[3] : nullptr;
+    if (state != nullptr && state->is(Kind::kDict)) out.push_back(state);
+    if (state != nullptr && state->is(Kind::kTuple)) {
+      for (const Value* part : state->items()) {
+        if (part->is(Kind::kDict)) out.push_back(part);
+      }
+    }
+    if (at == &inner) return out;
+  }
+}
+
 absl::StatusOr<std::optional<Tensor>> TensorOf(const File& file, const Value& value) {
   Call call = CallOf(Unwrapped(value));
   std::string wrapper;
@@ -276,6 +355,7 @@ absl::StatusOr<std::optional<Tensor>> TensorOf(const File& file, const Value& va
     return std::nullopt;
   }
   CKPTD_ASSIGN_OR_RETURN(Tensor out, Rebuild(file, call.arguments, has_dtype));
+  CKPTD_RETURN_IF_ERROR(CheckWrappers(file, value, out.dtype));
   out.is_parameter = IsParameter(CallOf(value).function);
   out.wrapper = std::move(wrapper);
   return out;

@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 
@@ -15,6 +14,7 @@
 #include "common/source/formats/dcp/part.h"
 #include "common/source/formats/dcp/place.h"
 #include "common/source/pickle/pickle.h"
+#include "common/source/torch/file.h"
 #include "common/source/torch/flatten.h"
 #include "common/source/torch/text_of.h"
 
@@ -37,11 +37,8 @@ absl::Status InContext(const absl::Status& status, const std::string& path) {
 
 absl::StatusOr<dcp::Metadata> ReadMetadata(const Storage& storage, const std::string& path,
                                            SourceFile& file) {
-  const pickle::Limits limits;
-  CKPTD_ASSIGN_OR_RETURN(TextObject read, ReadText(storage, path, limits.pickle_bytes));
-  file = std::move(read.identity);
   CKPTD_ASSIGN_OR_RETURN(pickle::Parsed parsed,
-                         pickle::Parse(std::as_bytes(std::span(read.text)), limits));
+                         torch::ReadPickle(storage, path, file));
   return dcp::Metadata::Make(std::move(parsed.document));
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -19,6 +20,7 @@
 #include "common/source/index.h"
 #include "common/source/safetensors/file.h"
 #include "common/source/storage.h"
+#include "common/source/torch/file.h"
 #include "common/source/zip/nearby_reads.h"
 #include "common/source/zip/object_part.h"
 
@@ -72,6 +74,8 @@ class ItemReader {
  private:
   absl::Status Check(const Item& item) const;
   absl::StatusOr<std::span<const std::byte>> HeadOf(const Item& item);
+  // Reads an item that is not as torch writes most.
+  absl::StatusOr<torch::File> ReadWhole(const Item& item);
   absl::StatusOr<ItemTensor> ReadZip(const Item& item, const std::optional<Head>& head,
                                      uint64_t bytes);
   absl::StatusOr<ItemTensor> ReadSafetensors(const Item& item, std::string_view key,
@@ -81,6 +85,9 @@ class ItemReader {
   zip::NearbyReads heads_;
   KnownPickles& known_;
   Xxh3Stream hash_;
+  uint64_t read_bytes_ = 0;  // by ReadWhole
+  // Offset and bytes of the object that was read last, and what is in it.
+  std::optional<std::pair<std::pair<uint64_t, uint64_t>, ObjectValues>> last_object_;
   // The safetensors file that begins at the offset of all its items.
   std::optional<SafetensorsFile> safetensors_;
   std::map<std::string, Shape> begins_;  // of its tensors

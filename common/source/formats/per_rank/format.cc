@@ -80,12 +80,13 @@ absl::StatusOr<OpenedCheckpoint> PerRankFormat::ReadIndex(const Storage& storage
   const std::vector<std::string> names = NamesOf(series);
   std::vector<SourceFile> files(names.size());
   const bool own_names = series.part == kExtra;
+  ranks::BoxBudget budget;
   ranks::Merger merger(listing.source, own_names);
   for (const auto& [rank, name] : series.files) {
     const std::string prefix = own_names ? fmt::format("rank_{}", rank) : "";
     CKPTD_ASSIGN_OR_RETURN(
         const torch::File file, torch::ReadFile(storage, listing.source + "/" + name));
-    CKPTD_ASSIGN_OR_RETURN(RankState state, ranks::RankStateOf(file, prefix));
+    CKPTD_ASSIGN_OR_RETURN(RankState state, ranks::RankStateOf(file, prefix, budget));
     const std::vector<uint32_t> ranks(state.ranks.begin(), state.ranks.end());
     CKPTD_RETURN_IF_ERROR(CheckRanks(listing, series, ranks));
     const auto at = std::lower_bound(names.begin(), names.end(), name) - names.begin();

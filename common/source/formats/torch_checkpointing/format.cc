@@ -54,11 +54,8 @@ struct Found {
 
 absl::StatusOr<Metadata> ReadMetadata(const Storage& storage, const std::string& path,
                                       std::optional<SourceFile>& file) {
-  const pickle::Limits limits;
-  CKPTD_ASSIGN_OR_RETURN(TextObject read, ReadText(storage, path, limits.pickle_bytes));
-  file = std::move(read.identity);
   CKPTD_ASSIGN_OR_RETURN(const pickle::Parsed parsed,
-                         pickle::Parse(std::as_bytes(std::span(read.text)), limits));
+                         torch::ReadPickle(storage, path, file.emplace()));
   return torch_checkpointing::ReadMetadata(*parsed.document.root);
 }
 
@@ -104,7 +101,8 @@ bool SpeaksOfRanks(const Storage& storage, const Listing& listing) {
   const auto file = torch::ReadFile(
       storage, listing.source + "/" + model->second.files.begin()->second.name);
   if (!file.ok()) return false;
-  const auto state = ranks::RankStateOf(*file, "");
+  ranks::BoxBudget budget;
+  const auto state = ranks::RankStateOf(*file, "", budget);
   return state.ok() && state->ranks.size() > 1;
 }
 

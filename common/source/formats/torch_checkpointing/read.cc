@@ -63,9 +63,9 @@ class ItemReader {
   absl::StatusOr<RankState> ReadJsonFile(const std::string& path, const std::string& prefix) const;
   absl::StatusOr<RankState> ReadRaw(const std::string& path, const std::string& prefix) const;
   // Makes parts of whole tensors of what metadata.pkl describes.
-  absl::Status Place(uint32_t rank, RankState& state) const;
+  absl::Status Place(uint32_t rank, RankState& state);
   absl::Status PlaceTensor(uint32_t rank, const torch::NamedTensor& tensor,
-                           const std::vector<Sharding>& shardings, RankState& state) const;
+                           const std::vector<Sharding>& shardings, RankState& state);
   absl::StatusOr<std::optional<CutTensor>> Cut(const std::string& path, const std::string& name,
                                                const std::vector<Sharding>& shardings,
                                                uint32_t rank, const torch::Tensor& local) const;
@@ -79,6 +79,7 @@ class ItemReader {
   const std::string root_;
   const bool own_names_;  // each rank may have its own
   std::map<std::string, std::string> metadata_;
+  ranks::BoxBudget budget_;
 };
 
 absl::Status Error(absl::StatusCode code, std::string_view reason, const std::string& path,
@@ -152,7 +153,7 @@ absl::StatusOr<RankState> ItemReader::ReadFile(const Layout& layout, const std::
   }
   CKPTD_ASSIGN_OR_RETURN(const torch::File file, torch::ReadFile(reading_.storage, path));
   const bool has_name = !prefix.empty() || IsContainer(*file.document.root);
-  return ranks::RankStateOf(file, has_name ? prefix : root_);
+  return ranks::RankStateOf(file, has_name ? prefix : root_, budget_);
 }
 
 const std::vector<Sharding>* ItemReader::ShardingsOf(const std::string& name) const {
@@ -182,7 +183,7 @@ absl::StatusOr<std::optional<CutTensor>> ItemReader::Cut(
 
 absl::Status ItemReader::PlaceTensor(uint32_t rank, const torch::NamedTensor& tensor,
                                      const std::vector<Sharding>& shardings,
-                                     RankState& state) const {
+                                     RankState& state) {
   const std::string& path = state.file.path;
   if (!shardings.front().foreign.empty()) {
     return Error(absl::StatusCode::kUnimplemented, reason::kSourceUnsupported, path, tensor.name,
@@ -198,11 +199,12 @@ absl::Status ItemReader::PlaceTensor(uint32_t rank, const torch::NamedTensor& te
   local.dtype = tensor.tensor.dtype;
   local.shape = shardings.front().shape;
   CKPTD_RETURN_IF_ERROR(ranks::AddBoxes(path, tensor.tensor, *std::move(cut), local));
+  CKPTD_RETURN_IF_ERROR(budget_.Pay(path, local));
   state.sharded.push_back(std::move(local));
   return absl::OkStatus();
 }
 
-absl::Status ItemReader::Place(uint32_t rank, RankState& state) const {
+absl::Status ItemReader::Place(uint32_t rank, RankState& state) {
   // DTensors say themselves where they lie, but not whether they count.
   std::erase_if(state.sharded, [&](const LocalTensor& tensor) {
     const std::vector<Sharding>* const shardings = ShardingsOf(tensor.name);

@@ -79,6 +79,19 @@ TEST(WhyNoTiling, RefusesMoreOfThemThanCanBeCompared) {
             "its 10000 chunks lie on no grid, and are too many to be compared");
 }
 
+TEST(WhyNoTiling, CountsTheDimensionsOfThoseThatAreCompared) {
+  std::vector<Box> boxes = Ragged(1000);
+  const size_t more = 38;
+  for (Box& box : boxes) {
+    box.offsets.insert(box.offsets.begin(), more, 0);
+    box.extents.insert(box.extents.begin(), more, 1);
+  }
+  Shape shape(more, 1);
+  shape.insert(shape.end(), {1000, 1001});
+  EXPECT_EQ(WhyNoTiling(shape, boxes),
+            "its 2000 chunks lie on no grid, and are too many to be compared");
+}
+
 TEST(WhyNoTiling, TakesALargeGrid) {
   std::vector<Box> boxes;
   for (uint64_t layer = 0; layer < 60; ++layer) {

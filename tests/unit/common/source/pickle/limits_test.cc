@@ -38,6 +38,29 @@ TEST(PickleLimits, BoundTheValues) {
   EXPECT_OK(ParseBytes(Repeat("NK\x01)", 100) + ".", limits));  // which are there once
 }
 
+TEST(PickleLimits, BoundTheMemoryByWhatThePickleTakes) {
+  const std::string pickle = Repeat("]", 600'000) + ".";
+  EXPECT_OK(ParseBytes(pickle));
+  ExpectPastLimit(pickle, {.stored_bytes = 1'000});
+}
+
+TEST(PickleLimits, KnowComplexKeysThatAreWholeNumbers) {
+  ASSERT_OK_AND_ASSIGN(
+      const Parsed parsed,
+      ParseBytes("}(K\x01Nc__builtin__\ncomplex\n(F1\nF0\ntRNc__builtin__\ncomplex\n(F1\nF2\ntRNu."));
+  EXPECT_EQ(parsed.document.root->entries().size(), 2u);
+}
+
+TEST(PickleLimits, LookAtTheBeginOfLongPickles) {
+  const auto begin = [](std::string_view bytes) {
+    return CheckBegin(std::as_bytes(std::span(bytes)));
+  };
+  EXPECT_OK(begin("NNNN"));
+  EXPECT_OK(begin("X\xff\x00\x00\x00text"sv));
+  EXPECT_THAT(begin("\0\0\0\0"sv), FailsWith(absl::StatusCode::kDataLoss, reason::kSourceInvalid));
+  EXPECT_THAT(begin("N.\0\0"sv), FailsWith(absl::StatusCode::kDataLoss, reason::kSourceInvalid));
+}
+
 TEST(PickleLimits, BoundTheMarks) {
   const Limits limits = {.depth = 10};
   EXPECT_OK(ParseBytes(Repeat("(", 10) + "N.", limits));

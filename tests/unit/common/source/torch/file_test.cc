@@ -92,6 +92,30 @@ INSTANTIATE_TEST_SUITE_P(
                              "version 11"}),
     [](const auto& one) { return one.param.name; });
 
+TEST(TorchZip, WithTwoDtypesOfAStorageIsRefused) {
+  const std::string root = pickles::List(
+      {pickles::Storage("Float", "0", 2), pickles::Storage("Int", "0", 2)});
+  EXPECT_THAT(Read(TorchZip(root, {{"0", "12345678"}})),
+              testing::AllOf(FailsWith(kDataLoss, reason::kSourceInvalid),
+                             Says("different dtypes in storage \"0\"")));
+  // torch knows bytes by two names.
+  EXPECT_OK(Read(TorchZip(pickles::List({pickles::Storage("Byte", "0", 8),
+                                         pickles::TensorV3("0", 8, 0, {4}, {1}, "uint16")}),
+                          {{"0", "12345678"}})));
+}
+
+TEST(TorchZip, WithRecordsThatDifferInCaseAloneIsRefused) {
+  EXPECT_THAT(Read(TorchZip(kRoot, {{"0", "12345678"}, {"x", "a"}, {"X", "b"}})),
+              testing::AllOf(FailsWith(kDataLoss, reason::kSourceInvalid), Says("in case alone")));
+}
+
+TEST(TorchZip, WithALongRecordForAShortPickleIsRefused) {
+  std::string pickle = pickles::Pickle(kRoot);
+  pickle.resize(pickle::kLongPickle + 1);
+  EXPECT_THAT(Read(WriteZip({{.name = "m/data.pkl", .bytes = pickle}}).bytes),
+              FailsWith(kDataLoss, reason::kSourceInvalid));
+}
+
 TEST(TorchZip, WithTwoPicklesIsRefused) {
   EXPECT_THAT(Read(WriteZip({{.name = "a/data.pkl", .bytes = pickles::Pickle(kRoot)},
                              {.name = "b/data.pkl", .bytes = pickles::Pickle(kRoot)}})
@@ -156,9 +180,36 @@ TEST(TorchLegacy, WithAStorageThatNothingDescribesIsRefused) {
 
 TEST(TorchLegacy, WithTwoDescriptionsOfAStorageIsRefused) {
   const std::string root = pickles::List(
-      {pickles::Storage("Float", "10", 3), pickles::Storage("Byte", "10", 2)});
+      {pickles::Storage("Byte", "10", 3), pickles::Storage("Byte", "10", 2)});
   EXPECT_THAT(Read(TorchLegacy(root, {{"10", 2, "bb"}})),
               testing::AllOf(FailsWith(kDataLoss, reason::kSourceInvalid), Says("two ways")));
+}
+
+// A part of storage "10", of two floats.
+std::string Part(const std::string& key, uint64_t first) {
+  return pickles::Storage("Float", "10", 4,
+                          {pickles::Tuple({Text(key), Int(static_cast<int64_t>(first)), Int(2)})});
+}
+
+TEST(TorchLegacy, WithTwoPartsByOneKeyIsRefused) {
+  const std::vector<LegacyStorage> storages = {{"10", 4, std::string(16, 'a')}};
+  EXPECT_OK(Read(TorchLegacy(pickles::List({Part("v", 0), Part("u", 2), Part("v", 0)}), storages)));
+  EXPECT_THAT(Read(TorchLegacy(pickles::List({Part("v", 0), Part("v", 2)}), storages)),
+              testing::AllOf(FailsWith(kDataLoss, reason::kSourceInvalid), Says("one key")));
+  EXPECT_THAT(Read(TorchLegacy(pickles::List({Part("10", 0)}), storages)),
+              testing::AllOf(FailsWith(kDataLoss, reason::kSourceInvalid), Says("one key")));
+}
+
+TEST(TorchLegacy, SkipsStoragesOfQuantisedTensors) {
+  const std::string root = pickles::List(
+      {pickles::Storage("QInt8", "1", 3), pickles::Storage("QInt32", "2", 1),
+       pickles::Storage("Byte", "3", 2)});
+  const std::string bytes = TorchLegacy(root, {{"1", 3, "qqq"}, {"2", 1, "QQQQ"}, {"3", 2, "bb"}});
+  ASSERT_OK_AND_ASSIGN(const File file, Read(bytes));
+  const StorageBytes& storage = file.storages.at("3");
+  EXPECT_EQ(bytes.substr(storage.offset, storage.bytes), "bb");
+  EXPECT_THAT(Read(TorchLegacy(pickles::List({pickles::Storage("Odd", "1", 1)}), {})),
+              FailsWith(kUnimplemented, reason::kSourceUnsupported));
 }
 
 TEST(TorchLegacy, OfALongPickleIsReadPieceByPiece) {

@@ -212,6 +212,15 @@ TEST(Flatten, RefusesOtherTensorsOneByOne) {
   EXPECT_THAT(flat.refused.at("s"), Says("sparse"));
 }
 
+TEST(Flatten, NamesTensorsThatAreAttributesOfOthers) {
+  const std::string parameter =
+      Call(Global("torch._utils", "_rebuild_parameter_with_state"),
+           {T(0), Bool(true), OrderedDict(), Dict({{Text("scale"), T(3)}, {Text("note"), Int(1)}})});
+  ASSERT_OK_AND_ASSIGN(const Flattened flat, FlattenRoot(Dict({{Text("w"), parameter}})));
+  ASSERT_EQ(flat.refused.size(), 1u);
+  EXPECT_THAT(flat.refused.at("w.scale"), Says("an attribute of another tensor"));
+}
+
 TEST(Flatten, RefusesAFileWithADamagedTensor) {
   const auto flat = FlattenRoot(Dict({{Text("good"), T(0)}, {Text("bad"), T(16)}}));
   EXPECT_THAT(flat, FailsWith(absl::StatusCode::kDataLoss, reason::kSourceInvalid));
@@ -306,6 +315,17 @@ TEST(Flatten, KeepsNoLongTexts) {
   ASSERT_OK_AND_ASSIGN(const Flattened flat, FlattenRoot(root));
   EXPECT_EQ(flat.values.count("short"), 1u);
   EXPECT_THAT(flat.opaque, ElementsAre(Pair("long", "builtins.str")));
+}
+
+TEST(Flatten, CountsWhatAListOfNothingCosts) {
+  EXPECT_THAT(FlattenRoot("(" + std::string(900'000, 'N') + "l"),
+              FailsWith(kInvalidArgument, reason::kSourceInvalid));
+  // 60 kB in each of 10,000 keys.
+  std::vector<std::string> values = {Put(1, Text(std::string(60'000, 't')))};
+  pickles::Pairs pairs;
+  for (int i = 0; i < 10'000; ++i) pairs.emplace_back(Tuple({Get(1), Int(i)}), None());
+  EXPECT_THAT(FlattenRoot(List({values[0], Dict(pairs)})),
+              FailsWith(kInvalidArgument, reason::kSourceInvalid));
 }
 
 TEST(Flatten, CountsWhatOneTextCostsAgainAndAgain) {

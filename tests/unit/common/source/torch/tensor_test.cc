@@ -183,7 +183,36 @@ TEST(TensorOf, KnowsConjugatedAndNegatedViews) {
   EXPECT_TRUE(Described(with(Floats(), "neg")).value()->negated);
   EXPECT_FALSE(Described(with(Floats(), "other")).value()->negated);
   EXPECT_THAT(Described(with(pickles::Storage("Int", "0", 12), "neg")),
-              FailsWith(kDataLoss, reason::kSourceInvalid));
+              FailsWith(kUnimplemented, reason::kSourceUnsupported));
+}
+
+TEST(TensorOf, TakesSignsAsPythonTakesNumbersForTrue) {
+  const auto with = [](const std::string& value) {
+    return Described(TensorV2(Floats(), 0, {12}, {1}, {Dict({{Text("neg"), value}})}));
+  };
+  EXPECT_TRUE(with(Int(1)).value()->negated);
+  EXPECT_TRUE(with(pickles::Float("0.5")).value()->negated);
+  EXPECT_FALSE(with(Int(0)).value()->negated);
+  EXPECT_FALSE(with(None()).value()->negated);
+  EXPECT_THAT(with(Text("yes")), FailsWith(kDataLoss, reason::kSourceInvalid));
+}
+
+TEST(TensorOf, RefusesTensorsThatTheirFileChanges) {
+  const std::string plain = TensorV2(Floats(), 0, {12}, {1});
+  const std::string state = Dict({{Text("data"), TensorV2(Floats(), 4, {2}, {1})}});
+  for (const std::string& root :
+       {plain + Tuple({Floats(), Int(1), Ints({2}), Ints({1})}) + "b", plain + Int(0) + Int(7) + "s",
+        plain + Int(7) + "a",
+        Call(Global("torch._utils", "_rebuild_parameter"),
+             {plain + Dict({}) + "b", Bool(true), OrderedDict()}),
+        Call(Global("torch._utils", "_rebuild_parameter_with_state"),
+             {plain, Bool(true), OrderedDict(), state}),
+        Call(Global("torch._utils", "_rebuild_tensor"),
+             {Floats(), Int(0), pickles::List({Int(12)}), Ints({1})}),
+        Call(Global("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"),
+             {plain, Global("torch", "int32"), Text("xla:0"), Bool(false)})}) {
+    EXPECT_THAT(Described(root), FailsWith(kUnimplemented, reason::kSourceUnsupported)) << root;
+  }
 }
 
 TEST(TensorOf, TakesEmptyTensorsWhereverTheyLie) {

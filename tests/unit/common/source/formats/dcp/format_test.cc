@@ -146,6 +146,41 @@ TEST_F(DcpFormatTest, HandsObjectsOverAsTheyAreAndNamesTheirValues) {
               UnorderedElementsAre(Pair("conf.ns", "argparse.Namespace"), Pair("raw", "bytes")));
 }
 
+// Longer than heads are, so that it is read as a whole.
+TEST_F(DcpFormatTest, ReadsAnObjectOnceForAllItsNames) {
+  const std::string item = TorchZip(Text(std::string(5000, 't')), {});
+  const uint64_t offset = writer_.files[kFirst].size();
+  for (int i = 0; i < 20; ++i) {
+    const std::string key = "model.o" + std::to_string(i);
+    writer_.AddObject(key, {"model", "o" + std::to_string(i)}, kSecond, pickles::None());
+    writer_.located.pop_back();
+    writer_.Locate(kFirst, key, std::nullopt, offset, item.size());
+  }
+  writer_.files[kFirst] += item;
+  ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint opened, Read());
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(opened.index.values.count("o" + std::to_string(i)), 1u) << i;
+  }
+}
+
+// As torch never writes them: the storage stands in front, so each is read as a whole.
+TEST_F(DcpFormatTest, RefusesItemsThatLieInEachOther) {
+  std::vector<ZipRecord> records = TorchRecords(
+      pickles::Pickle(pickles::TensorV2(pickles::Storage("Byte", "0", 2), 0, {2}, {1})),
+      {{"0", "ab"}});
+  std::swap(records.front(), records[2]);
+  const std::string item = WriteZip(records).bytes;
+  for (int i = 0; i < 20; ++i) {
+    const std::string key = "model.t" + std::to_string(i);
+    writer_.AddTensor(key, {"model", "t" + std::to_string(i)}, Dtype::kU8, {2},
+                      {{kSecond, {0}, {2}, "xy"}});
+    writer_.located.pop_back();
+    writer_.Locate("__9_0.distcp", key, Shape{0}, 0, item.size());
+  }
+  writer_.files["__9_0.distcp"] = item;
+  ExpectDamaged("its items lie in each other");
+}
+
 TEST_F(DcpFormatTest, RefusesAnObjectThatWouldRunSomething) {
   writer_.AddObject("model.x", {"model", "x"}, kFirst,
                     pickles::Call(pickles::Global("os", "system"), {Text("true")}));

@@ -245,8 +245,68 @@ TEST_F(PerRank, TakesTensorsThatAllRanksHaveFromTheFirst) {
                           {Shard(0)}));
     Write(rank, file);
   }
-  ASSERT_OK(Read());
+  ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint opened, Read());
   EXPECT_THAT(NumbersOf("buffer"), ElementsAre(1, 2));
+  EXPECT_THAT(opened.remarks, ElementsAre(HasSubstr("may differ")));
+}
+
+// Meshes (0) and (1) each have all of "w" and "b".
+TEST_F(PerRank, RefusesStagesThatUseTheSameNames) {
+  const auto write = [this](uint64_t rank, const std::vector<float>& numbers) {
+    RankFile file;
+    file.Add("w", DTensor({2}, file.Tensor({2}, Floats(numbers)), Mesh({{1}, {0}, {rank}}),
+                          {Shard(0)}));
+    Write(rank, file);
+  };
+  write(0, {1, 2});
+  write(1, {1, 2});
+  ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint opened, Read());
+  EXPECT_THAT(NumbersOf("w"), ElementsAre(1, 2));
+  EXPECT_THAT(opened.remarks, IsEmpty());
+  write(1, {1, 3});
+  const auto read = Read();
+  EXPECT_THAT(read, FailsWith(absl::StatusCode::kDataLoss, reason::kSourceInvalid));
+  EXPECT_THAT(read, Says("ranks 0 and ranks 1 each have all of tensor \"w\", with other values"));
+}
+
+// Ranks (0, 1) and (2, 3) of one mesh (pp, tp) each cut "w" along tp.
+TEST_F(PerRank, KnowsTheStagesOfASlicedMesh) {
+  for (uint64_t rank = 0; rank < 4; ++rank) {
+    RankFile file;
+    MeshOfRank mesh = {{2}, {rank % 2}, {0, 1, 2, 3}};
+    mesh.own = rank;
+    file.Add("w", DTensor({2}, file.Tensor({1}, Floats({static_cast<float>(rank)})), Mesh(mesh),
+                          {Shard(0)}));
+    Write(rank, file);
+  }
+  EXPECT_THAT(Read(), Says("ranks 0, 1 and ranks 2, 3 each have all of tensor \"w\""));
+}
+
+TEST_F(PerRank, RemarksOnReplicasThatDiffer) {
+  for (uint64_t rank = 0; rank < 2; ++rank) {
+    RankFile file;
+    const float number = static_cast<float>(rank);
+    const std::string mesh = Mesh({{2}, {rank}, {0, 1}});
+    file.Add("same", DTensor({1}, file.Tensor({1}, Floats({7})), mesh, {Replicate()}));
+    file.Add("w", DTensor({1}, file.Tensor({1}, Floats({number})), mesh, {Replicate()}));
+    Write(rank, file);
+  }
+  ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint opened, Read());
+  EXPECT_THAT(NumbersOf("w"), ElementsAre(0));
+  EXPECT_THAT(opened.remarks, ElementsAre(testing::EndsWith("first file that has them: \"w\"")));
+}
+
+// 64 x 64 boxes of one number by each of few names.
+TEST_F(PerRank, RefusesMoreBoxesThanFilesOfTheirSizeHave) {
+  RankFile file;
+  const std::string shard = DTensor({128, 128}, file.View({64, 64}, {0, 0}, 0, Floats({1})),
+                                    Mesh({{2, 2}, {0, 0}, {0, 1, 2, 3}}),
+                                    {StridedShard(0, 64), StridedShard(1, 64)});
+  for (int i = 0; i < 8; ++i) file.Add(std::to_string(i), shard);
+  Write(0, file);
+  const auto read = Read();
+  EXPECT_THAT(read, FailsWith(absl::StatusCode::kInvalidArgument, reason::kSourceInvalid));
+  EXPECT_THAT(read, Says("boxes, which no files of their size do"));
 }
 
 TEST_F(PerRank, KnowsTheSignsOfViewsThatAreNegated) {
