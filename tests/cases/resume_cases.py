@@ -29,6 +29,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 # Without cpu_offload: with it FSDP1 crashes where there is no GPU.
 FULL = StateDictOptions(full_state_dict=True)
@@ -203,12 +204,6 @@ def with_tp(model):
     return fully_shard(model, mesh=mesh["dp"])
 
 
-def ddp(model):
-    if next(model.parameters()).is_meta:
-        return model  # a replica may be wrapped once it has been filled
-    return torch.nn.parallel.DistributedDataParallel(model)
-
-
 def fsdp1(model, use_orig_params=True):
     on_meta = next(model.parameters()).is_meta
     more = {"param_init_fn": empty} if on_meta else {}
@@ -256,6 +251,41 @@ def a_whole_model_from_shards(bench):
     shards, optimizer = trained(by_layer, two_groups)
     path = saved_whole(bench, shards, optimizer)
     assert_resumes_as_torch(bench, path, unsharded, two_groups)
+
+
+def replicas_of_ddp(bench):
+    theirs, their_optimizer = trained(DistributedDataParallel, momentum)
+    path = saved_by_torch(bench, theirs.module, their_optimizer)
+    torch.manual_seed(bench.rank)
+    ours = DistributedDataParallel(Net())
+    our_optimizer = momentum(ours.parameters())
+    load(bench, ours, our_optimizer, path)
+    assert_same(ours, theirs, "after the load")
+    assert_same_states(our_optimizer, their_optimizer)
+    assert train(ours, our_optimizer) == train(theirs, their_optimizer), "losses differ"
+
+
+def stages_of_a_pipeline(bench):
+    """Each stage has an optimizer of its own, which takes the states of its parameters."""
+    whole, whole_optimizer = trained(unsharded, two_groups)
+    path = saved_whole(bench, whole, whole_optimizer)
+    with torch.device("meta"):
+        model = Net()
+    stage = torch.nn.Module()
+    for name in (("embed", "up", "down"), ("norm", "odd", "head"))[bench.rank]:
+        stage.add_module(name, getattr(model, name))
+    if bench.rank == 1:
+        stage.gain = model.gain
+        for name in ("mean", "steps"):
+            stage.register_buffer(name, getattr(model, name))
+    optimizer = adamw(stage.parameters())
+    result = load(bench, stage, optimizer, path)
+    assert result.optimizer.missing == []
+    theirs = dict(whole.named_parameters())
+    for name, param in stage.named_parameters():
+        assert torch.equal(param, theirs[name]), name
+        mine, other = optimizer.state[param], whole_optimizer.state[theirs[name]]
+        assert mine.keys() == other.keys() and all(torch.equal(mine[key], other[key]) for key in mine), name
 
 
 def fsdp1_with_the_parameters_of_the_model(bench):
@@ -388,6 +418,7 @@ CASES = {
     1: [a_file_of_torch, a_file_with_names, a_folder_of_dcp, a_state_that_is_missing_is_named,
         an_optimizer_of_other_groups_or_shapes_is_refused, a_scheduler_gets_its_values],
     2: [fsdp2_from_each_way_to_save, fsdp2_from_a_training_without_shards, a_whole_model_from_shards,
+        replicas_of_ddp, stages_of_a_pipeline,
         fsdp1_with_the_parameters_of_the_model, fsdp1_with_flat_parameters,
         what_accelerate_saves, a_rank_that_fails_is_named_to_the_others],
     4: [hsdp_from_dcp, fsdp2_over_tp_from_dcp],
