@@ -1,5 +1,6 @@
 """What ShardedTensors of one rank ask for: any boxes and runs of one tensor, against slices of it."""
 
+import collections
 import fractions
 import math
 import types
@@ -131,3 +132,25 @@ def test_plain_values_are_read_by_torch_and_others_are_named(tmp_path):
     (tmp_path / "common.pt").write_bytes(b"no file of torch")
     with pytest.raises(Exception):
         _values.reader((), None)(path)
+
+
+def test_a_tensor_that_is_asked_for_in_two_types_comes_as_it_is_stored():
+    entries = [PLAIN.ShardedTensor("w", None, dtype, (2,), (2,), (0,), (1,)) for dtype in (torch.bfloat16, torch.float32)]
+    request = _request.Request(entries, {"w": Stored(F32, (2,))})
+    shard = FakeShard(request.layout(0, 1), {"w": torch.tensor([1.0, 1 / 3])})
+    assert request.layout(0, 1).dtypes == [F32]
+    assert [one.tolist() for one in request.values(shard, None)] == [[1, torch.tensor(1 / 3).bfloat16().item()],
+                                                                     [1, torch.tensor(1 / 3).item()]]
+
+
+def test_another_shape_is_an_error_unless_it_is_allowed():
+    entry = PLAIN.ShardedTensor("w", None, torch.float32, (3,), (3,), (0,), (1,))
+    with pytest.raises(Exception, match=r"\(3,\) here and \(2,\) in the checkpoint"):
+        _request.Request([entry], {"w": Stored(F32, (2,))})
+
+
+def test_what_others_have_named_to_torch_stays_named(tmp_path):
+    torch.save({"a": collections.Counter()}, tmp_path / "a.pt")
+    torch.serialization.add_safe_globals([collections.Counter])
+    _values.reader((), None)(str(tmp_path / "a.pt"))
+    assert collections.Counter in torch.serialization.get_safe_globals()

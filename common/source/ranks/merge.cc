@@ -106,26 +106,29 @@ absl::Status Merger::AddSharded(const LocalTensor& tensor, uint32_t file, bool b
                                             NameOf(entry.dtype), NameOf(tensor.dtype)));
   }
   for (const LocalBox& local : tensor.boxes) {
-    const auto [held, is_first] = at->second.boxes.try_emplace(
-        {local.box.offsets, local.box.extents}, local.view.content);
-    if (!is_first) {
-      CKPTD_RETURN_IF_ERROR(CheckReplica(at->second, tensor, local, held->second));
-      continue;
-    }
-    if (entry.pieces.empty()) at->second.mesh = tensor.mesh;
-    TensorEntry of_rank;
-    torch::SetSigns(local.view, of_rank);
-    if (entry.pieces.empty()) torch::SetSigns(local.view, entry);
-    if (entry.negates_real != of_rank.negates_real ||
-        entry.negates_imaginary != of_rank.negates_imaginary) {
-      return Invalid(tensor.name, "some ranks have it with the other sign");
-    }
-    Piece piece = torch::PieceOf(local.view, file);
-    piece.box = local.box;
-    entry.pieces.push_back(std::move(piece));
-    CKPTD_RETURN_IF_ERROR(CountPieces(1));
+    CKPTD_RETURN_IF_ERROR(AddBox(at->second, tensor, local, file));
   }
   return absl::OkStatus();
+}
+
+absl::Status Merger::AddBox(Sharded& sharded, const LocalTensor& tensor, const LocalBox& local,
+                            uint32_t file) {
+  const auto [held, is_first] = sharded.boxes.try_emplace(
+      {local.box.offsets, local.box.extents}, local.view.content);
+  if (!is_first) return CheckReplica(sharded, tensor, local, held->second);
+  TensorEntry& entry = sharded.entry;
+  if (entry.pieces.empty()) sharded.mesh = tensor.mesh;
+  TensorEntry of_rank;
+  torch::SetSigns(local.view, of_rank);
+  if (entry.pieces.empty()) torch::SetSigns(local.view, entry);
+  if (entry.negates_real != of_rank.negates_real ||
+      entry.negates_imaginary != of_rank.negates_imaginary) {
+    return Invalid(tensor.name, "some ranks have it with the other sign");
+  }
+  Piece piece = torch::PieceOf(local.view, file);
+  piece.box = local.box;
+  entry.pieces.push_back(std::move(piece));
+  return CountPieces(1);
 }
 
 bool Merger::AddFragment(const TensorEntry& entry, const torch::Tensor& tensor,

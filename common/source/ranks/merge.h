@@ -56,6 +56,8 @@ class Merger {
                             uint64_t content);
   void RemarkOnFirst();
   absl::Status AddSharded(const LocalTensor& tensor, uint32_t file, bool big_endian);
+  absl::Status AddBox(Sharded& sharded, const LocalTensor& tensor, const LocalBox& local,
+                      uint32_t file);
   absl::Status AddPlain(const torch::NamedTensor& tensor, uint32_t file, bool big_endian,
                         const FlatShards& flats);
   // Whether the tensor is a run of a flat parameter, which is added.
