@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import types
 import weakref
 
 import ckptd
@@ -169,6 +170,20 @@ def test_where_a_name_is_missing_nothing_is_changed(monkeypatch):
         with pytest.raises((AttributeError, ckptd.FailedPrecondition)):
             library.patch()
     assert held() == before
+
+
+def test_a_trainer_that_was_imported_before_loads_by_the_patch_too(tmp_path, monkeypatch):
+    trainer = types.ModuleType("transformers.trainer")
+    trainer.load_fsdp_model = accelerate.utils.load_fsdp_model
+    trainer.load_fsdp_optimizer = accelerate.utils.load_fsdp_optimizer
+    before = dict(vars(trainer))
+    monkeypatch.setitem(sys.modules, "transformers.trainer", trainer)
+    for _ in range(2):
+        with ckptd.accelerate.patch(address=str(tmp_path / "a")), ckptd.accelerate.patch(address=str(tmp_path / "b")):
+            assert trainer.load_fsdp_model is accelerate.accelerator.load_fsdp_model
+            assert trainer.load_fsdp_optimizer is accelerate.accelerator.load_fsdp_optimizer
+            assert trainer.load_fsdp_model is not before["load_fsdp_model"]
+        assert vars(trainer) == before
 
 
 def test_what_others_have_put_over_a_patch_of_transformers_stays(tmp_path, monkeypatch):

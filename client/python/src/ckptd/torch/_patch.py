@@ -3,6 +3,7 @@
 import functools
 import importlib
 import os
+import sys
 from typing import Any, Dict, List, Optional, Tuple
 
 from .._autopatch import switched_off
@@ -36,6 +37,9 @@ _PLACES: Dict[str, Tuple[str, ...]] = {
     "load_fsdp_optimizer": ("accelerate.utils.fsdp_utils", "accelerate.utils", "accelerate.accelerator"),
     "set_model_state_dict": ("torch.distributed.checkpoint.state_dict",),
 }
+# A module that has imported functions by name, if it was imported before the patch.
+_TRAINER = "transformers.trainer"
+_OF_TRAINER = ("load_fsdp_model", "load_fsdp_optimizer")
 _RAM_EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"  # set by accelerate's enable_fsdp_ram_efficient_loading
 
 
@@ -76,7 +80,8 @@ def patch(
     Replaced, in this process: accelerate's load_state_dict, load_checkpoint_in_model (and
     with it load_checkpoint_and_dispatch), fsdp2_load_full_state_dict, fsdp2_prepare_model
     and fsdp2_switch_optimizer_parameters, load_fsdp_model and load_fsdp_optimizer (and with
-    them Accelerator.load_state), and torch's set_model_state_dict.
+    them Accelerator.load_state and, for FSDP, Trainer's resume_from_checkpoint), and torch's
+    set_model_state_dict.
     load_state_dict reads on rank 0 alone after accelerate's
     enable_fsdp_ram_efficient_loading(). Otherwise every rank gets a LazyStateDict, because
     other ways of loading need one on every rank. source, init_buffers: see
@@ -110,7 +115,9 @@ def patch(
     }
     with _patches.lock:
         # Nothing is changed until all are known to be there.
-        found = [(place, n, _native_fallback.original(place, n)) for n in _PLACES for place in _PLACES[n]]
+        places = [(place, n) for n in _PLACES for place in _PLACES[n]]
+        places += [(_TRAINER, n) for n in _OF_TRAINER if hasattr(sys.modules.get(_TRAINER), n)]
+        found = [(place, n, _native_fallback.original(place, n)) for place, n in places]
         changes = [(importlib.import_module(place), n, was, new[n]) for place, n, was in found]
         return Patched(_patches, changes)
 
