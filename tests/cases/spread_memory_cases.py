@@ -352,6 +352,34 @@ def from_pretrained_costs_its_shard_of_fsdp2(bench):
     from_pretrained_costs_its_shard("fsdp", bench)
 
 
+class Deep(nn.Module):
+    """48 MiB and another 48 in smaller ones. With the states of Adam a whole one is far above what may be spared."""
+
+    def __init__(self):
+        super().__init__()
+        self.large = nn.Linear(WIDTH, 6 * WIDTH, bias=False, dtype=torch.bfloat16)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.bfloat16) for _ in range(6))
+
+
+def a_training_costs_its_shards_and_their_states(bench):
+    weights = patterned(on_meta(Deep).state_dict())
+    path = os.path.join(bench.folder, "training.pt")
+    if bench.rank == 0:
+        states = {name: {"step": torch.tensor(3.0), "exp_avg": value, "exp_avg_sq": value.clone()}
+                  for name, value in weights.items()}
+        group = {"params": list(weights), "lr": 0.5, "betas": (0.5, 0.25)}
+        torch.save({"model": weights, "optimizer": {"state": states, "param_groups": [group]}}, path)
+    dist.barrier()
+    model, steps = sharded(Deep), 4 * len(weights)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with costs(bench, 3 * size_of(weights) + steps) as shard:
+        ckptd.torch.load_training_state(model, optimizer, path, address=bench.address)
+        shard(3 * shard_of(model) + steps)
+    assert_holds_its_part(bench, model, weights)
+    for name, parameter in model.named_parameters():
+        assert_same_bytes(local(optimizer.state[parameter]["exp_avg"]), local(parameter), name)
+
+
 TWO = [
     a_checkpoint_costs_its_shard,
     a_checkpoint_that_every_rank_opens_costs_its_shard,
@@ -364,6 +392,7 @@ TWO = [
     a_plain_dict_costs_its_shard,
     a_model_that_is_prepared_on_meta_costs_its_shard,
     load_into_costs_a_flat_model_its_shard,
+    a_training_costs_its_shards_and_their_states,
     set_model_state_dict_costs_a_flat_model_its_shard,
     a_device_map_costs_what_stays,
     what_a_device_map_sends_to_disk_costs_no_memory,
@@ -371,4 +400,5 @@ TWO = [
     from_pretrained_costs_its_part_of_each_tensor,
     from_pretrained_costs_its_shard_of_fsdp2,
 ]
+
 CASES = {2: TWO}
