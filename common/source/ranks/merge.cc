@@ -66,12 +66,13 @@ absl::Status Merger::CountPieces(size_t more) {
                    {{"file", last_file_}});
 }
 
-// Another rank has the same place in the mesh, or a replica; or it is another mesh, whose ranks have
-// another tensor by that name.
+// Another rank has the same place in the mesh, or a replica, which placements call equal; or it is
+// another mesh, whose ranks have another tensor by that name.
 absl::Status Merger::CheckReplica(const Sharded& held, const LocalTensor& tensor,
                                   const LocalBox& box, uint64_t content) {
-  if (content != 0 && content == box.view.content) return absl::OkStatus();
-  if (box.box.extents == tensor.shape) taken_from_first_.insert(tensor.name);
+  const bool is_known = content != 0 && box.view.content != 0;
+  if (is_known && content == box.view.content) return absl::OkStatus();
+  if (is_known && box.box.extents == tensor.shape) taken_from_first_.insert(tensor.name);
   if (!AreApart(held.mesh, tensor.mesh)) return absl::OkStatus();
   return MakeError(
       absl::StatusCode::kDataLoss, reason::kSourceInvalid,
