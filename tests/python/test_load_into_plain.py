@@ -37,7 +37,7 @@ def test_what_is_no_model_is_refused_with_the_order_of_the_arguments(model):
     (["a.safetensors", "b.safetensors"], "list", r"pass the folder that holds them"),
     ({"weight": torch.ones(1)}, "dict", r"set_model_state_dict"),
     (ckptd.torch.LazyStateDict({}), "LazyStateDict", r"set_model_state_dict"),
-    (torch.optim.SGD([torch.zeros(1)]), "SGD", r"torch.distributed.checkpoint"),
+    (torch.optim.SGD([torch.zeros(1)]), "SGD", r"load_training_state\(model, optimizer, path\)"),
     (3, "int", r"pass the path"),
 ])
 def test_what_is_no_path_is_refused_with_what_takes_it(source, kind, advice):
