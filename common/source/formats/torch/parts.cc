@@ -240,9 +240,10 @@ absl::Status Taker::TakeAll() {
   };
   std::vector<NamedTensor> tensors = std::exchange(flat.tensors, {});
   out_.rest = std::move(flat);
+  const bool is_optimizer = IsOptimizerState(root_);  // it looks at all keys
   for (NamedTensor& tensor : tensors) {
     std::string_view group;
-    if (IsOptimizerState(root_) || begins(optimizer_, tensor.name)) {
+    if (is_optimizer || begins(optimizer_, tensor.name)) {
       group = kOptimizerGroup;
       tensor.kind = EntryKind::kOptimizer;
     } else if (model_.key != nullptr && !begins(model_, tensor.name)) {
