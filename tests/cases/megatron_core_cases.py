@@ -1,6 +1,7 @@
 """LoadStrategy in megatron-core's own dist_checkpointing.load, beside its own strategy."""
 
 import argparse
+import contextlib
 import functools
 import inspect
 import logging
@@ -79,9 +80,13 @@ def metadata_as_their_strategy(bench):
             assert mine == expected, f"{folder}: {name}"
 
 
-def on_the_host(*_):
-    """For functions of torch.cuda, where there is none."""
-    return "cpu"
+@contextlib.contextmanager
+def on_the_host():
+    """A block in which what megatron-core sends to a GPU stays where it is."""
+    functions = dict.fromkeys(("synchronize", "current_device"), lambda *_: "cpu")
+    with unittest.mock.patch.multiple(torch.cuda, **functions):
+        with unittest.mock.patch.object(torch.Tensor, "cuda", lambda tensor, *_, **__: tensor):
+            yield
 
 
 # -- dist_checkpointing.load -----------------------------------------------------------------------
@@ -133,7 +138,7 @@ def a_training_is_loaded_as_by_their_strategy(bench):
 
 
 def ranks_share_the_loading_by_megatron_core_s_wrapper(bench):
-    with unittest.mock.patch.multiple(torch.cuda, synchronize=on_the_host, current_device=on_the_host):
+    with on_the_host():
         parallel = FullyParallelLoadStrategyWrapper(ours(bench), None, exchange_algo="gather_object")
         found = load(training_of(bench), parallel)
     mb.assert_same(found, load(training_of(bench)), "fully parallel")
@@ -202,9 +207,8 @@ def run_example(bench, code):
     optimizer.step()
     names = {"sharded_state_dict": lambda: training_of(bench), "folder": str(mb.FIXTURES / MODEL), "optimizer": optimizer,
              "model_state": model["model"], "parameters": params}
-    with unittest.mock.patch.multiple(torch.cuda, synchronize=on_the_host, current_device=on_the_host):
-        with document_cases.daemon_of(bench):
-            exec(code, names)  # our own text
+    with on_the_host(), document_cases.daemon_of(bench):
+        exec(code, names)  # our own text
     if "loaded" in names:
         return names["loaded"]
     return {number: {name: entry.without_data() for name, entry in held.items()} for number, held in names["state"]["state"].items()}
