@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kRepeatedPerByte = 4;
 constexpr size_t kRepeatedAlways = 64 * 1024;
 constexpr size_t kCheckedAtOnce = 32;
-// Memory: real pickles take 2 to 12 bytes for each of their own.
+// Memory: values of real pickles take a few bytes for each of their own.
 constexpr size_t kMemoryAlways = size_t{16} << 20;
 constexpr size_t kMemoryPerByte = 32;
 constexpr size_t kBytesOfFarMemo = 64;
