@@ -211,7 +211,8 @@ def run_example(bench, code):
         exec(code.replace(", None)", ', None, exchange_algo="gather_object")'), names)
     if "loaded" in names:
         return names["loaded"]
-    return {number: {name: entry.without_data() for name, entry in held.items()} for number, held in names["state"]["state"].items()}
+    return {number: {name: (type(entry).__name__, entry.key, getattr(entry, "global_offset", ())) for name, entry in held.items()}
+            for number, held in names["state"]["state"].items()}
 
 
 def examples_of_the_page_do_the_same_before_and_after(bench):
