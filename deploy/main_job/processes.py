@@ -31,10 +31,19 @@ class Failure(Exception):
     """A sentence for people: what went wrong and what to try."""
 
 
+_held = []  # sockets of free_port
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port for a server that sets SO_REUSEADDR, as torch's store does.
+
+    It stays bound here until this process ends, so that the system gives it to nobody else.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    _held.append(held)
+    return held.getsockname()[1]
 
 
 def own_job() -> str:

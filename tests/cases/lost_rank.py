@@ -13,7 +13,6 @@ import pathlib
 import sys
 import time
 
-import ckptd.megatron
 import ckptd.torch
 import torch
 import torch.distributed as dist
@@ -42,16 +41,11 @@ def by_set_model_state_dict(job, model, given, **options):
     ckptd.torch.set_model_state_dict(model, given, options=BROADCAST, address=job.address, **options)
 
 
-def by_a_load_strategy(job, model, given, **options):
-    ckptd.megatron.LoadStrategy(address=job.address, **options).load({}, "/a folder of Megatron-Core")
-
-
 FUNCTIONS = {
     "fsdp2_load_full_state_dict": ours,
     "DistModule": by_a_dist_module,
     "broadcast_and_shard_state_dict": by_a_dict_of_shards,
     "set_model_state_dict": by_set_model_state_dict,
-    "LoadStrategy": by_a_load_strategy,
 }
 
 
