@@ -160,7 +160,8 @@ def test_each_rank_of_a_group_with_several_readers_maps_its_rows(spread, source,
 
 def test_what_members_read_is_seen_by_all_while_they_read(spread, network, big):
     path, tensors = big
-    group = spread([0, 1], "--reader", "all")
+    # Heartbeats wait in the same queue as the bytes.
+    group = spread([0, 1], "--reader", "all", "--heartbeat-timeout", "60")
     network.limit(SLOW)
     waiting = [load_in_background(group, path, "fsdp:2", rank) for rank in (0, 1)]
 
