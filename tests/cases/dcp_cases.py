@@ -62,11 +62,10 @@ def each_mesh_to_each(bench):
 
 
 def sharded_tensors_of_fsdp1(bench):
-    # Torch's own reader does not find the nested states of FSDP1 that it saved.
-    flat = StateDictOptions(flatten_optimizer_state_dict=True)
-    for wrap in (fsdp1, fsdp):
-        mine = compare(bench, saved(bench, state_of(wrap, 0, flat)), lambda: state_of(fsdp1, 1, flat))
-        assert type(mine["model"]["up.weight"]).__name__ == "ShardedTensor"
+    path = saved(bench, {"model": get_model_state_dict(filled(fsdp, 0)[0])})
+    mine = compare(bench, path, lambda: {"model": get_model_state_dict(filled(fsdp1, 1)[0])})
+    assert type(mine["model"]["up.weight"]).__name__ == "ShardedTensor"
+    compare(bench, saved(bench, mine), lambda: {"model": get_model_state_dict(filled(plain, 1)[0])})
 
 
 def flattened_optimizer_states(bench):
