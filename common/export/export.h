@@ -28,7 +28,7 @@ struct ExportOptions {
   // "pytorch_model.bin"; of adapters "adapter_model.safetensors", "adapter_model.bin").
   bool is_file = false;
   bool replace = false;                        // a file that is there
-  // Of one file in a folder; DCP and adapters have one always.
+  // The most bytes of one file in a folder. DCP and adapters are one file always.
   uint64_t max_shard_bytes = kDefaultShardBytes;
   // Paths of files that are copied beside, under their names; for folders.
   std::vector<std::string> sidecars = {};

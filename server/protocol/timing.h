@@ -100,7 +100,7 @@ inline constexpr seconds kKeepFailures{60};  // until nobody can be told any mor
 // A failed rank may make its next call first, and then nobody is told any more.
 inline constexpr seconds kRejoinGrace{2};
 inline constexpr seconds kAbsentAfter{5};   // a failed rank that makes no further call will not come
-inline constexpr seconds kLateJoinWait{1};  // news of a participant may come before itself
+inline constexpr seconds kLateJoinWait{4};  // news of a participant may come before itself
 inline constexpr seconds kFailureTravels{2};  // the leader hears of a failure before its client goes on
 inline constexpr hours kLongestBarrier{24};
 static_assert(kRejoinGrace < kAbsentAfter && kAbsentAfter < kFailureVisibleFor);

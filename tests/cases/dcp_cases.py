@@ -124,6 +124,16 @@ def only_the_needed_bytes_are_loaded_and_once(bench):
     assert loaded.progress.storage_bytes < 2 * WORLD * part, loaded.progress
 
 
+def a_rank_that_reads_the_same_again_leaves_nobody_waiting(bench):
+    """Its daemon holds its shard already, and those of the others do not."""
+    path = saved(bench, {"a": torch.arange(5.0), "b": torch.arange(7.0)})
+    for names in ("a", "a" if bench.rank == 0 else "ab"):
+        state = {"a": torch.zeros(5), "b": torch.zeros(7)}
+        wanted = {name: state[name] for name in names}
+        dcp.load(wanted, storage_reader=reader(bench, path))
+        assert all(torch.equal(value, torch.arange(len(value), dtype=torch.float32)) for value in wanted.values())
+
+
 # -- everything else that a state dict may hold ----------------------------------
 
 
@@ -484,7 +494,8 @@ def a_part_by_its_name(bench):
 
 CASES = {WORLD: [
     each_mesh_to_each, sharded_tensors_of_fsdp1, flattened_optimizer_states, training_goes_on_alike, full_states_from_rank_0,
-    only_the_needed_bytes_are_loaded_and_once, nested_values, other_types_are_cast_as_torch_does, stateful_objects,
+    only_the_needed_bytes_are_loaded_and_once,
+    a_rank_that_reads_the_same_again_leaves_nobody_waiting, nested_values, other_types_are_cast_as_torch_does, stateful_objects,
     state_dicts_from_nothing, planners_of_others, each_rank_for_itself, some_of_the_ranks, ranks_that_read_nothing,
     two_ranks_save_and_three_and_one_load, from_a_thread, one_reader_many_times, parts_of_a_state,
     missing_keys_and_wrong_shapes_are_torch_s_errors, folders_that_are_not_whole,

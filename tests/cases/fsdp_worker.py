@@ -38,7 +38,7 @@ def main(folder, rank, world, only):
     torch.set_num_threads(1)
     store = dist.FileStore(os.path.join(folder, "store"), world)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=60)
+        "gloo", store=store, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=180)
     )
     outcome = {}
     files = os.path.join(folder, "files")

@@ -262,7 +262,7 @@ def daemons_read_what_all_ranks_ask_for_once(bench):
 
 
 class Unknown:
-    """Of which no file may make objects."""
+    """A class of which no file may make objects."""
 
     made = 0
 

@@ -59,7 +59,7 @@ def case(folder):
 
 
 def flattened_ranges_as_their_strategy(bench):
-    """Of megatron-core up to 0.15."""
+    """Beside megatron-core up to 0.15: later ones have no flattened ranges."""
     import megatron_cases
 
     if not HAS_RUNS:

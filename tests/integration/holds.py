@@ -165,6 +165,10 @@ def names(error, rank):
     )
 
 
+def is_locked_out(result):
+    return isinstance(result, ckptd.Error) and "another daemon has had" in result.message and ".claims" in result.message
+
+
 def served(result):
     return isinstance(result, ckptd.Checkpoint) and result.state == "ACTIVE"
 
@@ -172,9 +176,10 @@ def served(result):
 def assert_heard(stage, results, rank):
     """All heard whom they lost, but those whose request came so late that it was carried out.
 
-    And those whose shard was there already, while others were still being published.
+    And those whose shard was there already, while others were still being published. One that was
+    stopped between taking the lock of memory claims and writing its name is not known to others.
     """
-    assert all(names(result, rank) or served(result) for result in results), results
+    assert all(names(result, rank) or served(result) or is_locked_out(result) for result in results), results
     assert stage == "PUBLISHING" or not all(map(served, results)), results
 
 

@@ -27,14 +27,19 @@ def test_a_load_onto_a_gpu_that_stands_still_ends_and_the_memory_is_free_when_it
     # It is no shard any more, and still there for the copy.
     assert all(int(bench.info(rank)["used_bytes"]) == 0 for rank in range(ranks))
     assert bench.held() > 0
-    # Copies take their turns: with the first that ends, the late ones have.
-    wait_until(lambda: bench.group.ctl("load", small, "--layout", layout).returncode == 0, "the GPU to go on", 60)
-    bench.unload()
-    loaded = bench.group.json("load", small, "--layout", layout)
+    answers = []
+
+    def goes_on():
+        answers.append(bench.group.ctl("load", small, "--layout", layout))
+        return answers[-1].returncode == 0
+
+    wait_until(goes_on, "the GPU to go on", 60)
+    loaded = json.loads(answers[-1].stdout)
     name = loaded.get("checkpoint", loaded)["name"]
     for rank in range(ranks):
         assert bench.group.json("verify", name, rank=rank)["mismatched"] == []
-    assert bench.held() == sum(int(bench.info(rank)["used_bytes"]) for rank in range(ranks))
+    wait_until(lambda: bench.held() == sum(int(bench.info(rank)["used_bytes"]) for rank in range(ranks)),
+               "the late copies to end, and their memory with them", 60)
     bench.unload()
 
 

@@ -37,7 +37,7 @@ class Merger {
  private:
   struct Sharded {
     TensorEntry entry;
-    // Of its pieces, with torch::Tensor::content: replicas have equal ones.
+    // Boxes of its pieces -> torch::Tensor::content, which is equal for replicas.
     std::map<std::pair<Shape, Shape>, uint64_t> boxes;
     MeshRanks mesh;  // of the first rank that has a piece
   };

@@ -23,7 +23,7 @@ using pickle::Value;
 
 constexpr size_t kMaxMeshDims = 8;
 constexpr uint64_t kMaxRanks = kMaxSourceFiles;
-// Of all meshes in a file: those of others are not known.
+// At most so many ranks of a file's meshes are kept: those of further meshes are not known.
 constexpr size_t kMostKeptRanks = 1'000'000;
 // A box holds an element, and tensors of many boxes are large: real files have fewer.
 constexpr uint64_t kBytesPerBox = 8;

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("ckptd")
 _LEAVE_SECONDS = 4.0  # usually enough for rank 0 to learn of a failure
+# A rank that has its weights says so as long as a daemon can be slow: it would be taken for lost.
+_PLACED_SECONDS = 30.0
 _SAY_AFTER = 6.0
 _LATER = 5.0  # further seconds in which the daemons report that time is up
 _ABORTED = 10
@@ -111,8 +113,9 @@ class Participant(NoParticipant):
         if error is not None:
             _fill_failure(request, error, self._source)
         doing = f"loading {self._source}: telling the other ranks how it ended"
+        deadline = Deadline(_PLACED_SECONDS if error is None else _LEAVE_SECONDS)
         with contextlib.suppress(Error):  # this rank could not handle it
-            self._connection.call("LeaveLoad", request, doing, Deadline(_LEAVE_SECONDS), False)
+            self._connection.call("LeaveLoad", request, doing, deadline, False)
 
     def _await_all(self) -> None:
         import grpc

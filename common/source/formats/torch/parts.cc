@@ -76,7 +76,7 @@ class Taker {
   absl::Status TakeExtra();
   absl::Status TakeAll();
   absl::Status Lacks(std::span<const std::string_view> parts) const;
-  // Of a dict that is no optimizer's state.
+  // The parts of a dict that is no optimizer's state.
   std::vector<std::string_view> Parts() const;
   absl::Status CheckReadable(const Flattened& flat) const;
   // Appends tensors that are all of one group.

@@ -218,7 +218,7 @@ def _attach(
     """
     is_kept = request.keeps_memory and own.device(deadline.for_call()) is None
     mode, left = "private" if is_kept else "shared", deadline.for_call()
-    # Of no tensor's name, as no key begins so. What it names is part of a load's identity.
+    # A pattern that matches no tensor, as no key begins so. It is part of the load's identity.
     options = {**options, "keep_fp32": [f"#{of_all}"], "digest": False}
     loaded = own.load(source, mode=mode, timeout=left, wait_memory=left, **options)
     _file_tensor.check_unchanged(loaded, source, identity)

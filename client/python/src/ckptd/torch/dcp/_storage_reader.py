@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import io
 import math
 import os
@@ -101,11 +102,16 @@ class StorageReader(dcp.StorageReader):
         _ = metadata.state_dict_metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan, with this rank's number in the job."""
-        return _with_words(plan, rank_and_size()[0])
+        """The plan, with this rank's number in the job, and a digest of what it reads."""
+        want = _boxes.wanted(plan.items, self._read_contents()[0])
+        return _with_words(plan, rank_and_size()[0], _digest(sorted(want.items())))
 
     def prepare_global_plan(self, plans: List[LoadPlan]) -> List[LoadPlan]:
-        """The plans, with the rules by which their ranks load together; None: all ranks of the job do."""
+        """The plans, with the rules by which their ranks load together.
+
+        None: all ranks of the job do, and a digest of what they read makes it the same load. A rank
+        that reads the same as before would else take its old shard, and leave the others waiting.
+        """
         world_size = rank_and_size()[1]
         if not all(map(_said, plans)):
             return plans  # a planner took the numbers away: each rank loads for itself
@@ -114,7 +120,8 @@ class StorageReader(dcp.StorageReader):
         if not any(_boxes.wanted(plan.items, found) for plan in plans):
             return [_with_words(plan, {}, {}) for plan in plans]
         if set(ranks) == set(range(world_size)):
-            return [_with_words(plan, None, None) for plan in plans]
+            everything = _digest(sorted(_said(plan)[1:] for plan in plans))
+            return [_with_words(plan, None, everything) for plan in plans]
         wants = {rank: _boxes.wanted(plan.items, found) for rank, plan in zip(ranks, plans)}
         together = _layouts.rules(wants, found, world_size)
         return [_with_words(plan, together, wants[rank]) for rank, plan in zip(ranks, plans)]
@@ -153,6 +160,9 @@ class StorageReader(dcp.StorageReader):
                 participant = stack.enter_context(_participant.participate(own, text, deadline, False))
             left = deadline.for_call()
             options: Any = {"mode": "shared", "digest": False, "_participant": participant}
+            if together:
+                # A pattern that matches no tensor, as no key begins so. It is part of the load's identity.
+                options["keep_fp32"] = [f"#{_said(plan)[2]}"]
             loaded = own.load(text, layout=layout, timeout=left, wait_memory=left, **options)
             _file_tensor.check_unchanged(loaded, text, found.identity)
             participant.raise_failure()
@@ -180,6 +190,10 @@ class StorageReader(dcp.StorageReader):
 def _with_words(plan: LoadPlan, *words: Any) -> LoadPlan:
     """The plan with words for _said on another rank."""
     return dataclasses.replace(plan, storage_data=(_OURS, *words))
+
+
+def _digest(what: Any) -> str:
+    return hashlib.blake2b(repr(what).encode(), digest_size=16).hexdigest()
 
 
 def _said(plan: LoadPlan) -> tuple:
