@@ -123,3 +123,14 @@ def state_of(wrap, seed, options=None):
     model, optimizer = filled(wrap, seed)
     model_state, optimizer_state = get_state_dict(model, optimizer, options=options)
     return {"model": model_state, "optim": optimizer_state, "step": seed}
+
+
+def nested(seed):
+    return {
+        "a.b": {"c.d": torch.arange(6.0).reshape(2, 3) + seed, "c": {"e": torch.ones(2) * seed}},
+        "list": [torch.full((2,), seed), {"x": torch.tensor(seed)}, seed, "word"],
+        "plain": [seed, None, 1.5], "tuple": (seed, "x"), "none": None if seed else 0, "text": f"ä{seed}",
+        "empty": torch.empty(0, 3), "scalar": torch.tensor(2.5 + seed), "flags": torch.tensor([True, seed > 0]),
+        "half": torch.full((5,), seed, dtype=torch.bfloat16), "turned": (torch.arange(12.0) * seed).reshape(3, 4).t(),
+        "rng": torch.get_rng_state(), "numbers": {"7": torch.full((1,), seed, dtype=torch.int64)},
+    }

@@ -6,9 +6,7 @@ Each case loads the same folder into two equal state dicts and compares all of t
 import copy
 import dataclasses
 import functools
-import os
 import pathlib
-import shutil
 import threading
 
 import ckptd
@@ -20,18 +18,19 @@ from dcp_bench import (
     WORLD,
     assert_same,
     compare,
-    failure_of,
     filled,
     folder_of,
     fsdp,
     fsdp1,
     hsdp,
+    nested,
     plain,
     reader,
     saved,
     state_of,
     tensor_parallel,
 )
+from dcp_failing_cases import FAILING
 from fsdp_bench import Net, numbers, train
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, _EmptyStateDictLoadPlanner
@@ -148,17 +147,6 @@ class Counter:
 
     def load_state_dict(self, state):
         self.value, self.seen = state["value"], state
-
-
-def nested(seed):
-    return {
-        "a.b": {"c.d": torch.arange(6.0).reshape(2, 3) + seed, "c": {"e": torch.ones(2) * seed}},
-        "list": [torch.full((2,), seed), {"x": torch.tensor(seed)}, seed, "word"],
-        "plain": [seed, None, 1.5], "tuple": (seed, "x"), "none": None if seed else 0, "text": f"ä{seed}",
-        "empty": torch.empty(0, 3), "scalar": torch.tensor(2.5 + seed), "flags": torch.tensor([True, seed > 0]),
-        "half": torch.full((5,), seed, dtype=torch.bfloat16), "turned": (torch.arange(12.0) * seed).reshape(3, 4).t(),
-        "rng": torch.get_rng_state(), "numbers": {"7": torch.full((1,), seed, dtype=torch.int64)},
-    }
 
 
 def nested_values(bench):
@@ -331,107 +319,11 @@ def one_reader_many_times(bench):
         assert one.checkpoint_id == path
 
 
-# -- what fails --------------------------------------------------------------------
-
-
 def parts_of_a_state(bench):
     path = saved(bench, nested(1))
     compare(bench, path, lambda: {"scalar": torch.tensor(0.0)})
     more = {"scalar": torch.tensor(0.0), "not there": torch.ones(1)}
     compare(bench, path, lambda: copy.deepcopy(more), planner=lambda: DefaultLoadPlanner(allow_partial_load=True))
-
-
-def missing_keys_and_wrong_shapes_are_torch_s_errors(bench):
-    path = saved(bench, nested(1))
-    for state in ({"not there": torch.ones(1)}, {"scalar": torch.ones(4)}, {"half": 3, "text": torch.ones(1)}):
-        theirs = failure_of(lambda: dcp.load(copy.deepcopy(state), storage_reader=dcp.FileSystemReader(path)))
-        mine = failure_of(lambda: dcp.load(copy.deepcopy(state), storage_reader=reader(bench, path)))
-        assert {rank: (type(e), str(e)) for rank, e in mine.items()} == {
-            rank: (type(e), str(e)) for rank, e in theirs.items()}
-
-
-def folders_that_are_not_whole(bench):
-    whole = saved(bench, nested(1))
-    def broken(change):
-        path = folder_of(bench)
-        if bench.rank == 0:
-            shutil.copytree(whole, path)
-            change(pathlib.Path(path))
-        dist.barrier()
-        return path
-
-    def cut(folder):
-        for file in folder.glob("*.distcp"):
-            os.truncate(file, file.stat().st_size // 2)
-
-    def cut_metadata(folder):
-        os.truncate(folder / ".metadata", 1000)
-
-    paths = [("SOURCE_INVALID", broken(cut)), ("SOURCE_INVALID", broken(cut_metadata)),
-             ("SOURCE_NOT_FOUND", broken(lambda folder: next(folder.glob("*.distcp")).unlink())),
-             ("SOURCE_NOT_FOUND", os.path.join(bench.folder, "nothing"))]
-    for reason, path in paths:
-        raised = failure_of(lambda: dcp.load(nested(0), storage_reader=reader(bench, path)))
-        assert set(raised) == set(range(WORLD)), raised
-        assert {getattr(error, "reason", error) for error in raised.values()} == {reason}, raised
-
-
-class Runs:
-    """Runs a program when it is unpickled."""
-
-    def __reduce__(self):
-        return os.system, ("true",)
-
-
-def a_pickle_that_runs_something_is_refused(bench):
-    path = saved(bench, {"step": 3, "bad": Runs()})
-    state = {"step": 0, "bad": None}
-    raised = failure_of(lambda: dcp.load(state, storage_reader=reader(bench, path)))
-    assert {getattr(error, "reason", error) for error in raised.values()} == {"SOURCE_UNSAFE"}, raised
-    assert state == {"step": 0, "bad": None}
-
-
-class Refusing(DefaultLoadPlanner):
-    def resolve_tensor(self, read_item):
-        if dist.get_rank() == 1:
-            raise KeyError("no room here")
-        return super().resolve_tensor(read_item)
-
-
-def a_planner_that_fails_on_one_rank(bench):
-    path = saved(bench, nested(1))
-    raised = failure_of(lambda: dcp.load(nested(0), storage_reader=reader(bench, path), planner=Refusing()))
-    assert "no room here" in str(raised[1]), raised
-    compare(bench, path, lambda: nested(0))  # and the next load is none of its business
-
-
-class Short(DefaultLoadPlanner):
-    def resolve_tensor(self, read_item):
-        return super().resolve_tensor(read_item).flatten()[:1]
-
-
-def a_planner_that_gives_too_little(bench):
-    path = saved(bench, {"w": torch.randn(3, 2)})
-    raised = failure_of(lambda: dcp.load({"w": torch.zeros(3, 2)}, storage_reader=reader(bench, path), planner=Short()))
-    assert {getattr(error, "reason", error) for error in raised.values()} == {"LAYOUT_MISMATCH"}, raised
-
-
-def a_folder_that_changes(bench):
-    path, changed = saved(bench, {"w": torch.randn(3, 2)}), {"w": torch.zeros(3, 2)}
-
-    class Late(DefaultLoadPlanner):
-        def create_local_plan(self):
-            plan = super().create_local_plan()
-            dist.barrier()
-            if bench.rank == 0:
-                for file in pathlib.Path(path).glob("*.distcp"):
-                    file.write_bytes(file.read_bytes())
-            dist.barrier()
-            return plan
-
-    raised = failure_of(lambda: dcp.load(changed, storage_reader=reader(bench, path), planner=Late()))
-    assert {getattr(error, "reason", error) for error in raised.values()} == {"SOURCE_CHANGED"}, raised
-    assert not changed["w"].any()
 
 
 # -- other formats -----------------------------------------------------------------
@@ -494,11 +386,9 @@ def a_part_by_its_name(bench):
 
 CASES = {WORLD: [
     each_mesh_to_each, sharded_tensors_of_fsdp1, flattened_optimizer_states, training_goes_on_alike, full_states_from_rank_0,
-    only_the_needed_bytes_are_loaded_and_once,
-    a_rank_that_reads_the_same_again_leaves_nobody_waiting, nested_values, other_types_are_cast_as_torch_does, stateful_objects,
-    state_dicts_from_nothing, planners_of_others, each_rank_for_itself, some_of_the_ranks, ranks_that_read_nothing,
-    two_ranks_save_and_three_and_one_load, from_a_thread, one_reader_many_times, parts_of_a_state,
-    missing_keys_and_wrong_shapes_are_torch_s_errors, folders_that_are_not_whole,
-    a_pickle_that_runs_something_is_refused, a_planner_that_fails_on_one_rank, a_planner_that_gives_too_little,
-    a_folder_that_changes, other_formats, hugging_face_readers_jobs, a_part_by_its_name,
+    only_the_needed_bytes_are_loaded_and_once, a_rank_that_reads_the_same_again_leaves_nobody_waiting, nested_values,
+    other_types_are_cast_as_torch_does, stateful_objects, state_dicts_from_nothing, planners_of_others,
+    each_rank_for_itself, some_of_the_ranks, ranks_that_read_nothing, two_ranks_save_and_three_and_one_load,
+    from_a_thread, one_reader_many_times, parts_of_a_state, *FAILING, other_formats, hugging_face_readers_jobs,
+    a_part_by_its_name,
 ]}

@@ -6,7 +6,6 @@ Into memory that the model has already. The same number of ranks saved the check
 cached, and the daemons hold nothing of them.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -38,25 +37,8 @@ def run(options, say):
         return {"bytes": nbytes, "loads": rounds.run(bench, NAMES, options.rounds, rounds.WARM_FLOOR, False, say)}
 
 
-def read_arguments():
-    parser = argparse.ArgumentParser(prog="tests/bench/run dcp", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bytes", type=make_checkpoint.parse_bytes, default=400_000_000,
-                        help="size of the checkpoint (default 400MB)")
-    parser.add_argument("--ranks", type=arguments.count, default=2, help="daemons and trainers (default 2)")
-    parser.add_argument("--rounds", type=arguments.count, default=3,
-                        help="measured rounds (default 3), after one to warm up")
-    parser.add_argument("--directory", type=arguments.folder, default=ROOT / "build" / "bench",
-                        help="where checkpoints go, and stay for the next run")
-    parser.add_argument("--json", type=arguments.output, help="write all samples here")
-    parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build" / "bin", help=argparse.SUPPRESS)
-    options = arguments.parse(parser)
-    options.directory.mkdir(parents=True, exist_ok=True)  # the default one
-    return options
-
-
 def main():
-    options = read_arguments()
+    options = arguments.parse(arguments.of_loads("dcp", __doc__, "400MB", ranks=2))
     try:
         found = run(options, running.say)
     except main_job.Failure as failure:

@@ -7,7 +7,6 @@ and the load begins when they have been up for 5 s, or, with an arena of a given
 default a job that never ran takes a share of what is available, and one that ran takes what it loaded then.
 """
 
-import argparse
 import json
 import pathlib
 import random
@@ -121,25 +120,8 @@ def text(found):
     return "\n".join(lines)
 
 
-def read_arguments():
-    parser = argparse.ArgumentParser(prog="tests/bench/run first-load", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bytes", type=make_checkpoint.parse_bytes, default=1_600_000_000,
-                        help="size of the checkpoint (default 1.6GB)")
-    parser.add_argument("--ranks", type=arguments.count, default=4, help="daemons and trainers (default 4)")
-    parser.add_argument("--rounds", type=arguments.count, default=3,
-                        help="measured rounds (default 3), after one to warm up")
-    parser.add_argument("--directory", type=arguments.folder, default=ROOT / "build" / "bench",
-                        help="where the checkpoint goes, and stays for the next run")
-    parser.add_argument("--json", type=arguments.output, help="write all samples here")
-    parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build" / "bin", help=argparse.SUPPRESS)
-    options = arguments.parse(parser)
-    options.directory.mkdir(parents=True, exist_ok=True)  # the default one
-    return options
-
-
 def main():
-    options = read_arguments()
+    options = arguments.parse(arguments.of_loads("first-load", __doc__))
     try:
         found = run(options, say)
     except main_job.Failure as failure:

@@ -112,15 +112,8 @@ def part_of_name(text):
 
 
 def read_arguments():
-    parser = argparse.ArgumentParser(
-        prog="tests/bench/run", description=__doc__.splitlines()[0],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=HELP + "\n  ".join((*contenders.OURS, *contenders.RIVALS)))
-    parser.add_argument("--bytes", type=make_checkpoint.parse_bytes, default=1_600_000_000,
-                        help="size of the checkpoint (default 1.6GB)")
-    parser.add_argument("--ranks", type=arguments.count, default=4, help="daemons and trainers (default 4)")
-    parser.add_argument("--rounds", type=arguments.count, default=5,
-                        help="measured rounds (default 5), after one to warm up")
+    parser = arguments.of_loads("", __doc__.splitlines()[0], rounds=5,
+                                epilog=HELP + "\n  ".join((*contenders.OURS, *contenders.RIVALS)))
     parser.add_argument("--only", type=part_of_name, default="", metavar="TEXT",
                         help="just the loaders whose names contain TEXT")
     parser.add_argument("--no-cold", dest="cold", action="store_false", help="leave the cold loads out")
@@ -132,13 +125,7 @@ def read_arguments():
                         help="also how time and memory grow with bytes, tensors, ranks and clients at once, as plots "
                              "(growth-*.svg in the directory) and exponents: some two minutes more")
     parser.add_argument("--growth-only", action="store_true", help="that and nothing else")
-    parser.add_argument("--directory", type=arguments.folder, default=ROOT / "build" / "bench",
-                        help="where checkpoints go, and stay for the next run; cold loads measure its disk")
-    parser.add_argument("--json", type=arguments.output, help="write all samples here")
-    parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build" / "bin", help=argparse.SUPPRESS)
-    options = arguments.parse(parser)
-    options.directory.mkdir(parents=True, exist_ok=True)  # the default one
-    return options
+    return arguments.parse(parser)
 
 
 def main():

@@ -23,7 +23,6 @@ ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE), str(ROOT / "deploy/main_job")]
 
 import main_job  # noqa: E402
-import make_checkpoint  # noqa: E402
 
 import arguments  # noqa: E402
 import report  # noqa: E402
@@ -142,22 +141,10 @@ def part_of_name(text):
 
 
 def read_arguments():
-    parser = argparse.ArgumentParser(prog="tests/bench/run pretrained", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bytes", type=make_checkpoint.parse_bytes, default=1_600_000_000,
-                        help="least size of the checkpoint, in float32 (default 1.6GB)")
-    parser.add_argument("--ranks", type=arguments.count, default=4, help="daemons and trainers (default 4)")
-    parser.add_argument("--rounds", type=arguments.count, default=3,
-                        help="measured rounds (default 3), after one to warm up")
+    parser = arguments.of_loads("pretrained", __doc__, size="least size of the checkpoint, in float32")
     parser.add_argument("--only", type=part_of_name, default="", metavar="TEXT",
                         help="just the lines whose names contain TEXT: " + "; ".join(NAMES))
-    parser.add_argument("--directory", type=arguments.folder, default=ROOT / "build" / "bench",
-                        help="where the checkpoint goes, and stays for the next run")
-    parser.add_argument("--json", type=arguments.output, help="write all samples here")
-    parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build" / "bin", help=argparse.SUPPRESS)
-    options = arguments.parse(parser)
-    options.directory.mkdir(parents=True, exist_ok=True)  # the default one
-    return options
+    return arguments.parse(parser)
 
 
 def main():

@@ -6,7 +6,6 @@ Of a DCP checkpoint the same number of ranks saved it, or another one. Files are
 same for thousands of small tensors, where what a format costs for each of them shows.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -134,25 +133,8 @@ def run(options, say):
     return {"bytes": nbytes, "loads": loads, "small": run_small(start, options.directory, options.rounds, say)}
 
 
-def read_arguments():
-    parser = argparse.ArgumentParser(prog="tests/bench/run sources", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bytes", type=make_checkpoint.parse_bytes, default=1_600_000_000,
-                        help="size of the checkpoint (default 1.6GB)")
-    parser.add_argument("--ranks", type=arguments.count, default=4, help="daemons and trainers (default 4)")
-    parser.add_argument("--rounds", type=arguments.count, default=3,
-                        help="measured rounds (default 3), after one to warm up")
-    parser.add_argument("--directory", type=arguments.folder, default=ROOT / "build" / "bench",
-                        help="where checkpoints go, and stay for the next run")
-    parser.add_argument("--json", type=arguments.output, help="write all samples here")
-    parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build" / "bin", help=argparse.SUPPRESS)
-    options = arguments.parse(parser)
-    options.directory.mkdir(parents=True, exist_ok=True)  # the default one
-    return options
-
-
 def main():
-    options = read_arguments()
+    options = arguments.parse(arguments.of_loads("sources", __doc__))
     try:
         found = run(options, running.say)
     except main_job.Failure as failure:

@@ -7,7 +7,6 @@ plain copy is cp, and then fsync of what it wrote, as ckptctl's. torch's and acc
 what importing them costs is left out.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -21,7 +20,6 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE), str(ROOT / "deploy/main_job")]
 
-import make_checkpoint  # noqa: E402
 
 import arguments  # noqa: E402
 import running  # noqa: E402
@@ -159,24 +157,8 @@ def text(found):
     return "\n".join(out)
 
 
-def read_arguments():
-    parser = argparse.ArgumentParser(prog="tests/bench/run tools", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bytes", type=make_checkpoint.parse_bytes, default=1_600_000_000,
-                        help="size of the checkpoint, about (default 1.6GB)")
-    parser.add_argument("--ranks", type=arguments.count, default=4, help="that saved it (default 4)")
-    parser.add_argument("--rounds", type=arguments.count, default=3, help="measured rounds (default 3), after one to warm up")
-    parser.add_argument("--directory", type=arguments.folder, default=ROOT / "build" / "bench",
-                        help="where the checkpoint goes, and stays for the next run; the outputs, too")
-    parser.add_argument("--json", type=arguments.output, help="write all samples here")
-    parser.add_argument("--binaries", type=pathlib.Path, default=ROOT / "build" / "bin", help=argparse.SUPPRESS)
-    options = arguments.parse(parser)
-    options.directory.mkdir(parents=True, exist_ok=True)  # the default one
-    return options
-
-
 def main():
-    options = read_arguments()
+    options = arguments.parse(arguments.of_loads("tools", __doc__, size="size of the checkpoint, about", who="that saved it"))
     found = run(options)
     running.say("")
     print(f"{len(os.sched_getaffinity(0))} cores; {text(found)}")
