@@ -8,7 +8,9 @@
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -66,20 +68,23 @@ bool HasRanks(const Listing& listing) {
   });
 }
 
-bool BeginsWith(const Storage& storage, const std::string& path, char byte) {
+// `bytes`: at most four.
+bool BeginsWith(const Storage& storage, const std::string& path, std::string_view bytes) {
   const auto object = storage.Open(path);
-  std::array<std::byte, 1> start = {};
-  return object.ok() && (*object)->ReadAt((*object)->begin(), start).ok() &&
-         start[0] == static_cast<std::byte>(byte);
+  std::array<std::byte, 4> start = {};
+  const auto read = std::span(start).first(bytes.size());
+  return object.ok() && (*object)->ReadAt((*object)->begin(), read).ok() &&
+         std::memcmp(read.data(), bytes.data(), bytes.size()) == 0;
 }
 bool BeginsAsPickle(const Storage& storage, const std::string& path) {
-  return BeginsWith(storage, path, '\x80');
+  return BeginsWith(storage, path, "\x80");
 }
 
-// Objects of torch.save, one behind the other.
+// Objects of torch.save, one behind the other. The whole signature counts: a safetensors file whose
+// header has 80 bytes, or 336, begins with a "P" too.
 bool IsPiece(const Storage& storage, const Listing& listing) {
   return !listing.is_folder && listing.source.ends_with(".distcp") &&
-         BeginsWith(storage, listing.source, 'P');
+         BeginsWith(storage, listing.source, "PK\x03\x04");
 }
 
 // Megatron-Core's older form: metadata.json says so, and each tensor is a folder.

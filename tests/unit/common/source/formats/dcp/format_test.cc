@@ -305,6 +305,12 @@ TEST_F(DcpFormatTest, SaysThatARanksPieceIsInAFolder) {
   EXPECT_THAT(read, Says("it is one rank's piece of a DCP save; name its folder"));
 }
 
+TEST_F(DcpFormatTest, LeavesAFileThatMerelyHasAPiecesNameToOthers) {
+  // The length of a safetensors header: 336 bytes.
+  storage_.Write("/f/m.distcp", std::string("P\x01\0\0\0\0\0\0{", 9));
+  EXPECT_FALSE(format_.Recognise(storage_, ListSource(storage_, "/f/m.distcp").value()));
+}
+
 TEST_F(DcpFormatTest, LeavesAFolderToTheSafetensorsInIt) {
   writer_.Write(storage_, "/d");
   storage_.Write("/d/model.safetensors", "");
