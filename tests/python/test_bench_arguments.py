@@ -30,6 +30,7 @@ WRONG = [
     *(("sources", *wrong) for wrong in SHARED),
     *(("dcp", *wrong) for wrong in SHARED),
     *(("tools", *wrong) for wrong in SHARED),
+    ("resume", *SHARED[0]),
     ("planning", ["--ranks", "7"], "'7' is no number of 8 or more"),
     ("planning", ["--tensors", "many"], "'many' is no number of 1 or more"),
     ("planning", ["--json", "/proc/nope.json"], "writing /proc/nope.json"),
