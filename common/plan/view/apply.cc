@@ -133,7 +133,7 @@ class Step {
     std::map<std::string, std::string> changed;  // before -> now
     const auto look = [&](const std::string& name) {
       std::string now = name;
-      if (re2::RE2::Replace(&now, regex, rule_.to.front())) changed.emplace(name, now);
+      if (re2::RE2::GlobalReplace(&now, regex, rule_.to.front())) changed.emplace(name, now);
     };
     for (const auto& [name, tensor] : tensors_) look(name);
     for (const auto& [name, owner] : index_.aliases) look(name);

@@ -16,7 +16,6 @@
 namespace ckptd::view {
 namespace {
 
-constexpr size_t kMaxTextBytes = size_t{4} << 20;
 constexpr size_t kMaxAxis = 63;
 
 struct Form {
@@ -205,8 +204,8 @@ std::string_view NameOf(RuleKind kind) {
 }
 
 absl::StatusOr<View> ParseView(std::string_view text) {
-  if (text.size() > kMaxTextBytes) {
-    return Invalid(fmt::format("it has {} bytes; at most {} are read", text.size(), kMaxTextBytes));
+  if (text.size() > kMaxViewBytes) {
+    return Invalid(fmt::format("it has {} bytes; at most {} are read", text.size(), kMaxViewBytes));
   }
   rapidjson::Document json;
   if (const auto at = ParseJson(text, JsonNumbers::kExact, json)) {

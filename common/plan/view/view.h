@@ -16,7 +16,7 @@
 namespace ckptd::view {
 
 enum class RuleKind : uint8_t {
-  kRename,     // to[0] in place of the first part of a name that from[0] matches
+  kRename,     // to[0] in place of each part of a name that from[0] matches
   kTranspose,  // dimension i becomes what axes[i] was; no axes: all in the other order
   kSplit,      // one tensor becomes to.size(), along an axis
   kFuse,       // from.size() tensors become one, along an axis
@@ -53,6 +53,7 @@ struct View {
 };
 
 inline constexpr size_t kMaxViewRules = 10'000;
+inline constexpr size_t kMaxViewBytes = size_t{4} << 20;  // of its JSON
 
 // {"rules": [{"rename": "^transformer\\.", "to": ""}, {"transpose": "(.*)\\.c_attn\\.weight"},
 //   {"split": "(.*)\\.qkv\\.weight", "to": ["\\1.q.weight", "\\1.k.weight", "\\1.v.weight"], "axis": 0}]}

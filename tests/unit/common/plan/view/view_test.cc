@@ -74,7 +74,7 @@ class ViewTest : public ::testing::Test {
   uint64_t at_ = 0;
 };
 
-TEST_F(ViewTest, RenamesTheFirstPlaceThatAPatternMatches) {
+TEST_F(ViewTest, RenamesWhereverAPatternMatches) {
   Add("transformer.h.0.w", {1});
   Add("transformer.h.1.w", {1});
   ASSERT_OK_AND_ASSIGN(const CheckpointIndex seen, See(R"j({"rename": "^transformer\\.h\\.(\\d+)", "to": "layers.\\1"})j"));
