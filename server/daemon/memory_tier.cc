@@ -1,6 +1,7 @@
 #include "server/daemon/memory_tier.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -48,8 +49,15 @@ absl::StatusOr<std::optional<unsigned>> NumaNodeFor(const Config& config) {
   return std::nullopt;
 }
 
-// Each host has its own file, even if hosts share the folder.
+// One file for all jobs of this user on this host, whatever their run directories.
 std::string ClaimsPath(const Config& config) {
+  const std::string shared = fmt::format("/dev/shm/ckptd-memory-{}", ::geteuid());
+  if (MakeRunDirectory(shared, std::nullopt).ok()) return shared + "/claims";
+  Log(LogLevel::kInfo,
+      "memory: {} is not to be had as a folder of this user alone: daemons of other jobs do not see "
+      "what this one is allocating",
+      shared);
+  // Each host has its own file, even if hosts share the folder.
   return fmt::format("{}/memory-{}.claims", PathsOf(config).directory, BootId());
 }
 

@@ -5,12 +5,14 @@ import json
 import os
 import pathlib
 import subprocess
+import threading
 import time
 
 import ckptd
 import pytest
 from faults import (
     MARK,
+    Loading,
     Program,
     client_environment,
     content,
@@ -129,6 +131,28 @@ def test_what_fits_each_daemon_alone_and_not_all_of_them_is_refused_and_kills_no
             assert [group.pid(rank) for rank in range(2)] == pids
         finally:
             group.end()
+
+
+@pytest.mark.skipif(sanitized(), reason="a sanitized daemon's shadow memory is most of what it has")
+def test_two_jobs_of_one_control_group_do_not_kill_each_other(tmp_path):
+    """Each fits alone."""
+    path = sparse(tmp_path / "m.safetensors", 200 * MIB)
+    with memory_group(320 * MIB, "jobs") as own, contextlib.ExitStack() as stack:
+        options = ("--memory-budget", "1GiB", "--arena", "0")
+        jobs = [stack.enter_context(Daemon(tmp_path, *options, job=name, wrapper=("sh", "-c", JOIN, own)))
+                for name in ("one", "other")]
+        pids = [job.pid(0) for job in jobs]
+        for _ in range(3):
+            together = threading.Barrier(2)
+            loads = [Loading(job, 0, path, "replicate:1", together=together) for job in jobs]
+            for one in loads:
+                one.join(SOON)
+            refused = [one.result for one in loads if isinstance(one.result, ckptd.Error)]
+            assert [error.reason for error in refused] == ["NO_MEMORY"], [one.result for one in loads]
+            assert [job.pid(0) for job in jobs] == pids
+            for job in jobs:
+                unload_everywhere(job)
+                job.ctl("trim")
 
 
 @pytest.mark.skipif(sanitized(), reason="a sanitized daemon's shadow memory is most of what it has")
