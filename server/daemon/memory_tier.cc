@@ -345,6 +345,19 @@ absl::StatusOr<MemoryTier> MakeMemoryTier(const Config& config, KeptBytes kept) 
   return MakeHostTier(config, std::move(choice.reason), kept.host);
 }
 
+absl::Status HasRoomForTables(uint64_t bytes) {
+  constexpr uint64_t kReserve = uint64_t{32} << 20;
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
+  if (available >= kReserve && available - kReserve >= bytes) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
+                   fmt::format("making tables of its tensors may take {} bytes of memory, and this "
+                               "machine or its container has {} left; free some (ckptctl trim, "
+                               "ckptctl unload) or raise the limit",
+                               bytes, available),
+                   {{"asked_bytes", std::to_string(bytes)},
+                    {"free_bytes", std::to_string(available)}});
+}
+
 absl::StatusOr<Pairs> DescribeMachine(const Config& config) {
   CKPTD_ASSIGN_OR_RETURN(const Choice choice, ChooseTier(config));
   if (config.comm == "nccl" && !choice.cuda) return NoNcclOnHost(choice.reason);

@@ -186,6 +186,20 @@ def test_a_control_groups_limit_refuses_a_load_and_kills_nobody(tmp_path):
             assert daemon.pid(0) == pid
 
 
+def test_a_table_of_tensors_that_a_control_group_has_no_room_for_is_refused_and_kills_nobody(tmp_path):
+    limit = (400 if sanitized() else 160) * MIB
+    many = sparse(tmp_path / "many.safetensors", small=60 * limit // (160 * 1024))  # a header of 2% of it
+    with memory_group(limit, "table") as own:
+        with Daemon(tmp_path, wrapper=("sh", "-c", JOIN, own)) as daemon:
+            pid = daemon.pid(0)
+            with ckptd.connect(daemon.address(0)) as client:
+                assert "tables" in refused(client, many).message
+                with pytest.raises(ckptd.ResourceExhausted):
+                    client.inspect(many)
+                assert attaches(client, load(client, sparse(tmp_path / "few.safetensors", 5 * MIB, small=100)))
+            assert daemon.pid(0) == pid
+
+
 TRAINER = """
 import os, pathlib, sys
 import ckptd
