@@ -12,6 +12,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/source/table_memory.h"
 #include "server/daemon/access_settings.h"
 #include "server/daemon/check_config.h"
 #include "server/daemon/network.h"
@@ -72,6 +73,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
   CKPTD_ASSIGN_OR_RETURN(daemon->policy_, ReadAccessPolicy(config));
   CKPTD_ASSIGN_OR_RETURN(daemon->rules_->roots, ReadAllowedRoots(config));
   CKPTD_RETURN_IF_ERROR(MakeRunDirectory(daemon->paths_.directory, daemon->policy_.group));
+  SetAdmitTables(HasRoomForTables);
   CKPTD_RETURN_IF_ERROR(daemon->StartPeerServer());
   CKPTD_RETURN_IF_ERROR(daemon->StartClientServers());
   Log(LogLevel::kInfo, "serving rank {} of {} at {} (peers: {}{}), memory: {}; {}", config.rank,

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "common/base/reasons.h"
 #include "server/keeper/slab_folder.h"
@@ -58,6 +59,32 @@ TEST(SlabDir, WithoutRoomForTheBudgetIsRefusedWithTheNumbers) {
   EXPECT_OK(SlabFolderBytes(config, "/dev/shm", 0));
   EXPECT_THAT(RefuseSlabDirOnGpu(config), Says("--memory host"));
   EXPECT_OK(RefuseSlabDirOnGpu(Config()));
+}
+
+// Whether the next process has a checkpoint whose files a reader of the same user forbade to all.
+bool ComesBackAfterAReaderForbadeIt() {
+  const TempFolder folder("/dev/shm");
+  const auto next = [&folder] {
+    return std::make_unique<KeepingProcess>(SlabFolder::Open(folder.path()).value(), 1,
+                                            MakeSmallMemory(4, folder.path()));
+  };
+  auto process = next();
+  if (!process->Load().ok()) return false;
+  for (const auto& file : std::filesystem::directory_iterator(folder.path())) {
+    if (!file.path().string().ends_with("#0")) ::chmod(file.path().c_str(), 0);
+  }
+  process.reset();
+  process = next();
+  return process->Active() == std::vector<std::string>{kKeptName};
+}
+
+TEST(SlabFolder, TheNextProcessHasWhatAReaderTookThePermissionsFrom) {
+  EXPECT_EXIT(
+      {
+        if (::geteuid() == 0 && ::setresuid(65534, 65534, 65534) != 0) ::_exit(2);
+        ::_exit(ComesBackAfterAReaderForbadeIt() ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
 }
 
 // One process after the other in one folder.
