@@ -54,6 +54,14 @@ uint64_t BytesFrom(int socket) {
                                                                          : 0;
 }
 
+// gRPC reads the end of it and closes it. On TCP what has arrived already is dropped, which gRPC might
+// take minutes to read.
+void Cut(int socket) {
+  const sockaddr nobody = {.sa_family = AF_UNSPEC, .sa_data = {}};
+  ::connect(socket, &nobody, sizeof(nobody));
+  ::shutdown(socket, SHUT_RDWR);
+}
+
 }  // namespace
 
 UniqueFd ConnectionTable::Pin(const Connection& connection) {
@@ -85,8 +93,7 @@ ConnectionTable::Room ConnectionTable::MakeRoom() {
       proven_.splice(proven_.end(), unproven_, unproven_.begin());
       continue;
     }
-    // gRPC reads the end of it and closes it.
-    if (pinned.valid()) ::shutdown(pinned.get(), SHUT_RDWR);
+    if (pinned.valid()) Cut(pinned.get());
     unproven_.pop_front();
   }
   return Room::kYes;
@@ -117,7 +124,7 @@ bool ConnectionTable::Tend() {
   for (const Connection& one : unproven_) {
     const UniqueFd pinned = Pin(one);
     if (pinned.valid() && BytesFrom(pinned.get()) - one.bytes > limits_.bytes_per_call) {
-      ::shutdown(pinned.get(), SHUT_RDWR);
+      Cut(pinned.get());
     }
   }
   return !unproven_.empty();

@@ -41,6 +41,9 @@ constexpr int kLookMs = 2;
 // processes together.
 constexpr size_t kMessagePart = 64;
 constexpr size_t kUnreceivedPart = 2;
+constexpr size_t kHeldPart = 8;
+// Where answers that are held up hold more than that, each of them has this time only.
+constexpr std::chrono::milliseconds kScarce{100};
 constexpr size_t kMostNamed = 4;
 
 // Header of every message, 16 bytes little-endian.
@@ -60,6 +63,16 @@ absl::Status Send(int socket, const Header& header, std::span<const int> fds) {
 bool AllReceived(int socket) {
   int bytes = 0;
   return ::ioctl(socket, SIOCOUTQ, &bytes) != 0 || bytes == 0;
+}
+
+// Descriptors that answers under way hold in this process.
+template <typename Connections>
+size_t HeldBy(const Connections& connections) {
+  size_t held = 0;
+  for (const auto& one : connections) {
+    if (one.handover.has_value()) held += one.handover->fds.size();
+  }
+  return held;
 }
 
 void SendError(int socket, const absl::Status& status) {
@@ -267,7 +280,8 @@ absl::Status FdServer::KeepFiles(Connection& connection) {
 bool FdServer::Advance(Connection& connection) {
   if (connection.left) return !AllReceived(connection.socket.get());
   while (connection.waits()) {
-    if (!MaySendTo(connection.client)) {
+    const bool scarce = connection.shown && HeldBy(connections_) > PartOfDescriptors(kHeldPart);
+    if (scarce || !MaySendTo(connection.client)) {
       return Clock::now() < connection.patience || GiveUp(connection);
     }
     if (connection.shown && !Redeem(connection)) return false;
@@ -309,7 +323,7 @@ bool FdServer::Redeem(Connection& connection) {
   }
   connection.lease = redeemed->lease;
   leases_.Keep(connection.lease, connection.socket.get());
-  connection.handover.emplace(std::move(redeemed->handle.fds));
+  connection.handover = Handover{std::move(redeemed->handle.fds)};
   return true;
 }
 
@@ -397,11 +411,18 @@ bool FdServer::CloseOldestUnproven() {
 }
 
 void FdServer::DropImpatient() {
+  const auto now = Clock::now();
+  if (HeldBy(connections_) > PartOfDescriptors(kHeldPart)) {
+    for (Connection& one : connections_) {
+      const bool stands_still = one.patience < now + timing::kTokenPatience - kScarce;
+      if (one.handover.has_value() && stands_still) one.patience = now;
+    }
+  }
   size_t unproven = 0;
   // Newest first, so that the oldest ones are past the limit.
   for (auto at = connections_.rbegin(); at != connections_.rend(); ++at) {
     if (!at->socket.valid() || at->proven()) continue;
-    const bool late = Clock::now() > at->patience && !at->shown && !at->left;
+    const bool late = now > at->patience && !at->shown && !at->left;
     if (++unproven > max_unproven_ || late) Close(*at);
   }
 }
