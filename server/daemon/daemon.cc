@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -36,10 +37,19 @@ constexpr std::chrono::milliseconds kKeeperPatience{1000};
 constexpr std::chrono::milliseconds kDropPatience{200};
 // Rank-form requests of very large models exceed the default of 4 MiB.
 constexpr int kMaxWorkloadMessage = 256 << 20;
-// Limits of messages that arrive from clients at the same time. The peer port has no limit:
-// daemons of the group are trusted, and a thousand ranks may send their tensors at once.
+// Limits of messages that arrive at the same time.
 constexpr size_t kMaxWorkloadBytes = size_t{1} << 30;
 constexpr size_t kMaxAdminBytes = size_t{64} << 20;
+constexpr size_t kMaxStrangersBytes = size_t{1} << 30;
+
+// Daemons of the group are trusted, and a thousand ranks may send their tensors at once. Without a
+// key everybody is a peer.
+size_t MaxPeerBytes(bool known) {
+  if (!known) return kMaxStrangersBytes;
+  const auto machine = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) *
+                       static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  return std::max(machine / 4, 4 * kMaxStrangersBytes);
+}
 
 // Each call occupies a thread. Every rank may have a proposal or a stream of bytes, and a
 // heartbeat as well.
@@ -134,7 +144,8 @@ absl::Status Daemon::StartPeerServer() {
       GrpcServer::Start({.address = fmt::format("{}:{}", interface, port),
                          .max_receive_bytes = kMaxPeerMessage,
                          .max_threads = PeerThreads(config_.world_size),
-                         .credentials = PeerServerCredentials(security_)},
+                         .credentials = PeerServerCredentials(security_),
+                         .max_held_bytes = MaxPeerBytes(security_.enabled())},
                         {group_service_.get(), transfer_service_.get()}));
   peer_address_ = fmt::format("{}:{}", own, peer_server_->port());
   return absl::OkStatus();

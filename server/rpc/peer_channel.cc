@@ -50,7 +50,7 @@ std::string WhatToTry(const std::string& why) {
 }  // namespace
 
 std::shared_ptr<grpc::ServerCredentials> PeerServerCredentials(const PeerSecurity& security) {
-  if (!security.enabled()) return grpc::InsecureServerCredentials();
+  if (!security.enabled()) return nullptr;
   grpc::SslServerCredentialsOptions options(
       GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   options.pem_root_certs = security.authorities;
