@@ -17,6 +17,8 @@ namespace {
 constexpr size_t kMaxDetailBytes = 256 << 10;
 constexpr int kMaxFacts = 64;
 constexpr size_t kMaxReasonBytes = 64;
+// gRPC's own answer, which no code of the daemon sees.
+constexpr std::string_view kNoThread = "Server Threadpool Exhausted";
 constexpr std::string_view kErrorInfoUrl = "type.googleapis.com/google.rpc.ErrorInfo";
 
 bool IsReason(const std::string& text) {
@@ -77,6 +79,13 @@ absl::Status StatusFromGrpc(const grpc::Status& status, std::string_view doing,
                      fmt::format("{}: what listens at {} does not know this call; check that it is "
                                  "the right socket (rank-N.sock for trainers, rank-N.admin.sock "
                                  "for operators) and as new as this client",
+                                 doing, address.Shown()),
+                     facts);
+  }
+  if (status.error_message() == kNoThread) {
+    return MakeError(code, reason::kTooManyWaiting,
+                     fmt::format("{}: the daemon at {} has as many calls as it serves at once; ask "
+                                 "again later",
                                  doing, address.Shown()),
                      facts);
   }
