@@ -68,9 +68,9 @@ absl::Status CheckAddresses(uint64_t bytes) {
     ::munmap(address, bytes);
     return absl::OkStatus();
   }
-  return TooLow(fmt::format("this process may have {} MB of addresses (ulimit -v), and needs {} MB more "
-                            "than it has besides its shards; raise that limit, or remove it: memory is "
-                            "limited by control groups",
+  return TooLow(fmt::format("this process may have {} MB of addresses (ulimit -v), and a daemon needs {} "
+                            "MB beside its shards; raise that limit, or remove it: memory is limited by "
+                            "control groups",
                             limit.rlim_cur >> 20, bytes >> 20));
 }
 

@@ -219,7 +219,8 @@ def _trusted_uids() -> set:
 def _check_owner(address: Address, connection: socket.socket) -> bool:
     """Refuses weights of another user, who made a socket where a daemon's was expected.
 
-    So does a path that such a user could put another socket in: gRPC connects by it again. Whether the daemon is a foreign one: it has another user, or is in another PID namespace.
+    Refuses a path that such a user could put another socket in, too: gRPC connects by it again.
+    Whether the daemon is a foreign one: it has another user, or is in another PID namespace.
     """
     pid, uid, _ = struct.unpack(
         "3I", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
