@@ -49,6 +49,14 @@ absl::StatusCode CodeOf(const grpc::Status& status) {
   return code > 0 && code <= 16 ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown;
 }
 
+absl::Status Busy(absl::StatusCode code, std::string_view doing, const Address& address) {
+  return MakeError(code, reason::kTooManyWaiting,
+                   fmt::format("{}: the daemon at {} has as many calls as it serves at once; ask "
+                               "again later",
+                               doing, address.Shown()),
+                   {{"address", address.Shown()}});
+}
+
 }  // namespace
 
 absl::Status StatusFromGrpc(const grpc::Status& status, std::string_view doing,
@@ -82,13 +90,7 @@ absl::Status StatusFromGrpc(const grpc::Status& status, std::string_view doing,
                                  doing, address.Shown()),
                      facts);
   }
-  if (status.error_message() == kNoThread) {
-    return MakeError(code, reason::kTooManyWaiting,
-                     fmt::format("{}: the daemon at {} has as many calls as it serves at once; ask "
-                                 "again later",
-                                 doing, address.Shown()),
-                     facts);
-  }
+  if (status.error_message() == kNoThread) return Busy(code, doing, address);
   return MakeError(code, absl::StatusCodeToString(code),
                    fmt::format("{}: {}", doing, status.error_message()), facts);
 }
