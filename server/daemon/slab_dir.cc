@@ -14,6 +14,7 @@
 #include "common/base/reasons.h"
 #include "common/base/slab_mapping.h"
 #include "common/base/status.h"
+#include "common/base/trusted_path.h"
 #include "server/daemon/sizes.h"
 
 namespace ckptd {
@@ -44,6 +45,10 @@ absl::StatusOr<std::string> MakeSlabFolder(const Config& config) {
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
     return Refused(config, MessageOf(ErrnoStatus(errno, "making " + folder)) +
                                "; let this daemon's user write there");
+  }
+  if (const auto why = WhyPathIsUnsafe(config.slab_dir, {::geteuid()})) {
+    return Refused(config, *why + ", so another user could put files in the place of shards; choose a "
+                                  "folder of this user or root's");
   }
   struct stat info = {};
   if (::lstat(folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() ||

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(bool(REASON), reason=str(REASON))
 TIME_SCALE = 0.1
 IMPORTS = 300  # seconds: torchrun and its trainers import PyTorch, one after the other and beside much else
 KEPT = ("/tmp/kept", "/dev/shm/kept")  # in two volumes of the trainer
-KEY = {"ckptd-group-key": {"key": b"0123456789abcdef" * 4}}
+KEY = {"ckptd-group-key": {"key": b"9d0c1be75f3a4682d19b7ec0a35f826411f0a7c95e2d38b46c80f7139ae5b2d4"}}
 
 
 def trainer_image(tree, host):

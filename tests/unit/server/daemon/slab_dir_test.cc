@@ -49,6 +49,15 @@ TEST(SlabDir, EachRankOfEachJobHasAFolderOfItsOwn) {
   EXPECT_THAT(MakeSlabFolder(WithSlabDir(memory.path())), Says("nobody else can enter"));
 }
 
+TEST(SlabDir, ThatOthersCouldReplaceIsRefused) {
+  const TempFolder memory("/dev/shm");
+  ASSERT_OK(MakeSlabFolder(WithSlabDir(memory.path())));
+  ASSERT_EQ(::chmod(memory.path().c_str(), 0777), 0);
+  EXPECT_THAT(MakeSlabFolder(WithSlabDir(memory.path())),
+              FailsWith(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid));
+  EXPECT_THAT(MakeSlabFolder(WithSlabDir(memory.path())), Says("other users may write in " + memory.path()));
+}
+
 TEST(SlabDir, WithoutRoomForTheBudgetIsRefusedWithTheNumbers) {
   Config config = WithSlabDir("/dev/shm");
   config.memory_budget = "8000TB";
