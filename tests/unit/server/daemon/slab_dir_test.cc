@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "common/base/reasons.h"
@@ -46,6 +48,23 @@ TEST(SlabDir, EachRankOfEachJobHasAFolderOfItsOwn) {
   EXPECT_NE(MakeSlabFolder(config).value(), first);
   ASSERT_EQ(::chmod(first.c_str(), 0770), 0);
   EXPECT_THAT(MakeSlabFolder(WithSlabDir(memory.path())), Says("nobody else can enter"));
+}
+
+TEST(SlabDir, ThatCannotBeWrittenToIsRefusedBeforeALoadFails) {
+  const TempFolder memory("/dev/shm");
+  const auto refused = [&] {
+    const Config config = WithSlabDir(memory.path());
+    ASSERT_OK_AND_ASSIGN(const std::string folder, MakeSlabFolder(config));
+    ASSERT_EQ(::chmod(folder.c_str(), 0500), 0);
+    EXPECT_THAT(MakeSlabFolder(config), Says("let this daemon's user write there"));
+  };
+  if (::geteuid() != 0) return refused();
+  ASSERT_EQ(::chown(memory.path().c_str(), 43'210, static_cast<gid_t>(-1)), 0);
+  std::thread([&] {
+    // This system call changes this thread only.
+    ASSERT_EQ(::syscall(SYS_setresuid, -1, 43'210, -1), 0);
+    refused();
+  }).join();
 }
 
 TEST(SlabDir, WithoutRoomForTheBudgetIsRefusedWithTheNumbers) {
