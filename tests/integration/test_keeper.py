@@ -203,8 +203,7 @@ def test_the_next_launch_has_what_a_killed_one_had(memory, tmp_path, tmp_path_fa
         keeper, daemons = keeper_of(first), [first.pid(rank) for rank in range(2)]
         for pid in [first.process.pid, *daemons[: int(with_daemon)]]:
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not any(map(runs, daemons)), "its daemons to end", SOON)
-        first.process.wait(SOON)
+        first.process.wait(SOON)  # its daemons may still be ending
     began = time.monotonic()
     with Group(folder, 2, *memory.options, **named) as second:
         assert attaches(second, 0, holds.name)
