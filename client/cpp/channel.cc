@@ -33,6 +33,16 @@ constexpr int kKeepaliveTimeoutMs = 2000;
 // than this.
 constexpr int kReconnectMs = 1000;
 
+// Daemons run there, so starting others would not help.
+absl::Status MayNotEnter(const Address& address) {
+  return MakeError(absl::StatusCode::kPermissionDenied, reason::kDaemonUnreachable,
+                   fmt::format("connecting to the daemon at {} (chosen by {}): this user may not open that "
+                               "socket; run as the daemon's user, as root, or (but for verbs of "
+                               "administration) in the group that the daemon's --allow-gid names",
+                               address.Shown(), address.chosen_by),
+                   {{"address", address.Shown()}, {"chosen_by", address.chosen_by}});
+}
+
 absl::Status Unreachable(absl::StatusCode code, const Address& address, std::string_view why) {
   return MakeError(code, reason::kDaemonUnreachable,
                    fmt::format("connecting to the daemon at {} (chosen by {}): {}; start the job's "
@@ -74,7 +84,7 @@ absl::StatusOr<pid_t> Probe(const Address& address, Timeout timeout) {
     case absl::StatusCode::kOk:
       return CheckOwner(address, probe->get());
     case absl::StatusCode::kPermissionDenied:
-      return Unreachable(status.code(), address, "it belongs to another user");
+      return MayNotEnter(address);
     case absl::StatusCode::kUnavailable:
       return Unreachable(status.code(), address, "nothing listens there");
     case absl::StatusCode::kDeadlineExceeded:

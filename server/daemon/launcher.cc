@@ -332,7 +332,8 @@ class Launcher {
       return Fail(MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
                             fmt::format("starting rank {}: it cannot run as it is configured; see "
                                         "its line above",
-                                        slot.rank)));
+                                        slot.rank)),
+                  kExitUsage);
     }
     Retry(slot, "ended with " + DescribeExit(status));
   }
@@ -363,9 +364,10 @@ class Launcher {
                                    "is still tried again"));
   }
 
-  void Fail(const absl::Status& status) {
+  // A service manager need not start again what ends with kExitUsage.
+  void Fail(const absl::Status& status, int exit_code = kExitFailed) {
     PrintError(status);
-    if (!exit_code_.has_value()) exit_code_ = kExitFailed;
+    if (!exit_code_.has_value()) exit_code_ = exit_code;
   }
 
   void StopDaemons() {

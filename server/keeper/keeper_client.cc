@@ -99,8 +99,10 @@ std::unique_ptr<KeeperClient> KeeperClient::Start(std::string path, std::string 
     client->socket_ = std::move(greeted->socket);
     client->entries_ = std::move(greeted->entries);
   } else {
-    Log(LogLevel::kWarn, "no keeper answers at {}, so nothing is taken over: {}", client->path_,
-        MessageOf(greeted.status()));
+    Log(LogLevel::kWarn,
+        "no keeper answers at {}, so nothing is taken over: {}; one that comes later gets all that is "
+        "held here",
+        client->path_, MessageOf(greeted.status()));
   }
   client->watcher_ = std::thread([raw = client.get()] { raw->Watch(); });
   return client;

@@ -55,7 +55,7 @@ def job_of(name, **changes):
     """The Job that a values file of the chart makes, with some values changed. Another test compares the overlays with it."""
     values = yaml.safe_load(manifests.values_of(name).read_text(encoding="utf-8"))
     # Its daemons would take a quarter of this machine's memory ahead.
-    small = {"perNode": 2, "daemon": {"memory": "host", "env": {"CKPTD_ARENA": "0"}}}
+    small = {"perNode": 2, "daemon": {"memory": "host", "env": {"CKPTD_ARENA": "0"}, "slabs": "64Mi"}}
     objects = manifests.documents(manifests.render({**values, **small, **changes}))
     return next(one for one in objects if one["kind"] == "Job")
 
@@ -146,12 +146,12 @@ def test_a_sidecar_that_restarts_is_probed_from_the_start_while_the_trainer_goes
     assert of(pod, "trainer").count("started") == runs and pod.runs["trainer"].process.poll() is None
 
 
-def test_when_all_containers_restart_in_place_every_process_is_new_and_volumes_are_kept(pod):
+def test_when_all_containers_restart_in_place_every_process_is_new_and_volumes_with_the_shards_are_kept(pod):
     runs = len(said(pod, "loaded")) // 2
     network, processes, began = pod.namespaces("ckptd")["net"], pod.processes(), len(pod.events)
     assert pod.execute("trainer", "touch", *KEPT).returncode == 0
     pod.restart_all()
-    check(loaded(pod, runs + 1), [0, 1])
+    check(loaded(pod, runs + 1), [0, 1], resident=True)
     again = [event for event in pod.events[began:] if event[1] in ("started", "passed")]
     assert again == [("ckptd", "started"), ("ckptd", "passed"), ("trainer", "started")]
     # Two daemons under a launcher, two trainers under torchrun.

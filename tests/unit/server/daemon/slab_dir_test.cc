@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -56,6 +58,23 @@ TEST(SlabDir, ThatOthersCouldReplaceIsRefused) {
   EXPECT_THAT(MakeSlabFolder(WithSlabDir(memory.path())),
               FailsWith(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid));
   EXPECT_THAT(MakeSlabFolder(WithSlabDir(memory.path())), Says("other users may write in " + memory.path()));
+}
+
+TEST(SlabDir, ThatCannotBeWrittenToIsRefusedBeforeALoadFails) {
+  const TempFolder memory("/dev/shm");
+  const auto refused = [&] {
+    const Config config = WithSlabDir(memory.path());
+    ASSERT_OK_AND_ASSIGN(const std::string folder, MakeSlabFolder(config));
+    ASSERT_EQ(::chmod(folder.c_str(), 0500), 0);
+    EXPECT_THAT(MakeSlabFolder(config), Says("let this daemon's user write there"));
+  };
+  if (::geteuid() != 0) return refused();
+  ASSERT_EQ(::chown(memory.path().c_str(), 43'210, static_cast<gid_t>(-1)), 0);
+  std::thread([&] {
+    // This system call changes this thread only.
+    ASSERT_EQ(::syscall(SYS_setresuid, -1, 43'210, -1), 0);
+    refused();
+  }).join();
 }
 
 TEST(SlabDir, WithoutRoomForTheBudgetIsRefusedWithTheNumbers) {
