@@ -118,7 +118,7 @@ def saved_by_dcp(bench, model, optimizer, flatten=False):
     state = {
         "model": get_model_state_dict(model, options=options),
         "optim": get_optimizer_state_dict(model, optimizer, options=options),
-        "scheduler": {"last_epoch": 7, "_last_lr": [0.5, 0.25]},
+        "scheduler": {"last_epoch": 7, "_last_lr": [0.5, 0.25], "range": (1, b"a")},
     }
     dcp.save(state, checkpoint_id=path)
     return path

@@ -41,6 +41,10 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 
+# Keys and values that a name of a path and JSON do not tell.
+ODD = {0: {"a.b": torch.arange(3)}, 7: 1, "1": 2, (3, "t"): b"\x00\xff", None: 1 - 2.5j, "betas": (0.9, [()]), "s": {4}}
+
+
 def a_file_of_torch(bench):
     for optimizer in (adamw, momentum, adafactor, two_groups, Blocks):
         assert_goes_on(bench, unsharded, saved_by_torch, optimizer)
@@ -76,7 +80,7 @@ def states_of_another_type(bench):
 
 def a_folder_of_dcp(bench):
     result = assert_goes_on(bench, unsharded, saved_by_dcp, two_groups)
-    scheduler = {"last_epoch": 7, "_last_lr": [0.5, 0.25]}
+    scheduler = {"last_epoch": 7, "_last_lr": [0.5, 0.25], "range": (1, b"a")}
     assert result.extra == {"scheduler": scheduler}, result.extra
     assert_goes_on(bench, unsharded, saved_flattened, two_groups)
 
@@ -191,7 +195,7 @@ def a_scheduler_gets_its_values(bench):
         scheduler.step()
     path = path_of(bench, ".pt")
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "lr_scheduler": scheduler.state_dict(),
-             "rng": torch.get_rng_state(), "epoch": 3}
+             "rng": torch.get_rng_state(), "epoch": 3, "odd": ODD}
     torch.save(state, path)
     ours, mine = new(unsharded, momentum)
     resumed = torch.optim.lr_scheduler.StepLR(mine, 2, 0.5)
@@ -199,8 +203,10 @@ def a_scheduler_gets_its_values(bench):
     assert resumed.state_dict() == scheduler.state_dict()
     assert mine.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == 0.025
     assert torch.equal(result.extra["rng"], state["rng"]) and result.extra["epoch"] == 3
+    odd = result.extra["odd"]
+    assert torch.equal(odd.pop(0)["a.b"], ODD[0]["a.b"]) and odd == {key: ODD[key] for key in ODD if key != 0}, odd
     error = fails(lambda: load(bench, ours, mine, path, extra={"sampler": resumed}), "NOT_FOUND", "VALUE_NOT_FOUND",
-                  "epoch, lr_scheduler, rng")
+                  "epoch, lr_scheduler, odd, rng")
     assert error.facts["name"] == "sampler"
 
 
