@@ -7,7 +7,7 @@ from typing import Dict, Iterable, List, Optional, Tuple
 import torch
 
 from ... import _dtypes
-from ..._errors import InvalidArgument
+from ..._errors import InvalidArgument, Unimplemented
 from ..._types import Source, SourceTensor
 from ..compat import _torch_internals
 from ..load import _memory
@@ -95,7 +95,7 @@ class _Makers:
             return torch.empty(entry.shape, dtype=dtype, device="meta")
         like = param.tensor
         if tuple(like.shape) != entry.shape:
-            like = self._probe.state_of(param, state)
+            like = self._probed(param, state, entry)
             if tuple(like.shape) != entry.shape:
                 raise InvalidArgument(
                     f"filling an optimizer from {self._found.source}: {entry.name} has shape "
@@ -110,6 +110,15 @@ class _Makers:
         if key not in self._alike:
             self._alike[key] = _on_meta(like, dtype)
         return self._alike[key]
+
+    def _probed(self, param: Parameter, state: str, entry: SourceTensor) -> torch.Tensor:
+        """Like the state that the optimizer makes. Where nothing is sharded, nobody need know it."""
+        try:
+            return self._probe.state_of(param, state)
+        except Unimplemented:
+            if _torch_internals.is_dtensor(param.tensor):
+                raise
+            return torch.empty(entry.shape, device="meta")
 
     def of_flats(self, params: List[Parameter]) -> List[StateTarget]:
         """States of FSDP1's flat parameters, each loaded as one flat tensor."""
