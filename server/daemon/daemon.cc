@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
@@ -31,6 +32,8 @@ namespace ckptd {
 namespace {
 
 constexpr std::chrono::milliseconds kReadyPoll{200};
+constexpr std::chrono::seconds kOrphanPatience{5};
+constexpr std::chrono::milliseconds kOrphanTick{20};
 // Who starts both starts the keeper first, so this is for a keeper that is being started again.
 constexpr std::chrono::milliseconds kKeeperPatience{1000};
 // How long other daemons may take to say what they still own, because loads wait meanwhile.
@@ -83,6 +86,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
   CKPTD_ASSIGN_OR_RETURN(daemon->policy_, ReadAccessPolicy(config));
   CKPTD_ASSIGN_OR_RETURN(daemon->rules_->roots, ReadAllowedRoots(config));
   CKPTD_RETURN_IF_ERROR(MakeRunDirectory(daemon->paths_.directory, daemon->policy_.group));
+  CKPTD_RETURN_IF_ERROR(daemon->LockRank());
   SetAdmitTables(HasRoomForTables);
   CKPTD_RETURN_IF_ERROR(daemon->StartPeerServer());
   CKPTD_RETURN_IF_ERROR(daemon->StartClientServers());
@@ -164,6 +168,13 @@ std::string Daemon::OwnHost(const HostPort& rendezvous) const {
 // lock of a file.
 absl::Status Daemon::LockRank() {
   auto lock = FileLock::Take(paths_.lock);
+  // Under a launcher: the daemon of one that was killed ends with it, which takes that a moment.
+  const auto deadline = Clock::now() + kOrphanPatience;
+  while (lock.status().code() == absl::StatusCode::kFailedPrecondition && config_.ready_fd >= 0 &&
+         Clock::now() < deadline) {
+    std::this_thread::sleep_for(kOrphanTick);
+    lock = FileLock::Take(paths_.lock);
+  }
   if (lock.status().code() == absl::StatusCode::kFailedPrecondition) {
     return ExplainSocketInUse(
         MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
@@ -207,7 +218,6 @@ absl::Status Daemon::StartMemory() {
 }
 
 absl::Status Daemon::StartClientServers() {
-  CKPTD_RETURN_IF_ERROR(LockRank());
   CKPTD_RETURN_IF_ERROR(StartMemory());
   peer_memory_ = std::make_unique<HostPeerMemory>(host_, memory_.import);
   auto peer_socket = PeerSocket::Start({paths_.memory}, memory_.segment_fd);

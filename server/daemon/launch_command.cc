@@ -15,7 +15,6 @@
 #include <cstdio>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -41,8 +40,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr timespec kTick = {0, 100'000'000};
-constexpr std::chrono::seconds kOrphanPatience{5};
-constexpr std::chrono::milliseconds kOrphanTick{20};
 
 absl::Status Invalid(std::string message) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid, std::move(message));
@@ -107,19 +104,6 @@ std::string LogOf(const Config& config, const LaunchOptions& options) {
   return fmt::format("{}/node-{}.log", PathsOf(config).directory, options.node_rank);
 }
 
-// Daemons of a launcher that was killed end with it, which takes them a moment. Others do not end:
-// the daemon that they keep from starting names them.
-void AwaitOrphans(Config config, const LaunchOptions& options) {
-  const auto deadline = std::chrono::steady_clock::now() + kOrphanPatience;
-  for (uint32_t i = 0; i < options.nproc; ++i, ++config.rank) {
-    while (FileLock::Take(PathsOf(config).lock).status().code() ==
-               absl::StatusCode::kFailedPrecondition &&
-           std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::sleep_for(kOrphanTick);
-    }
-  }
-}
-
 // Runs the launcher in this process.
 int Serve(const Config& config, const LaunchOptions& options, Announcer& announcer) {
   absl::StatusOr<FileLock> lock = LockJob(config, options);
@@ -137,7 +121,6 @@ int Serve(const Config& config, const LaunchOptions& options, Announcer& announc
       return kExitFailed;
     }
   }
-  AwaitOrphans(config, options);
   return SuperviseDaemons(config, options, *std::move(lock), announcer);
 }
 
