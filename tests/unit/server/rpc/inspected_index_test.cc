@@ -6,11 +6,10 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 
 namespace ckptd {
 namespace {
-
-using namespace std::chrono_literals;
 
 std::shared_ptr<const CheckpointIndex> IndexOf(const std::string& source) {
   auto index = std::make_shared<CheckpointIndex>();
@@ -20,7 +19,7 @@ std::shared_ptr<const CheckpointIndex> IndexOf(const std::string& source) {
 
 // Whether it is destroyed within half a minute.
 bool Goes(const std::weak_ptr<const CheckpointIndex>& index) {
-  const auto deadline = std::chrono::steady_clock::now() + 30s;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (!index.expired() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
   return index.expired();
 }
@@ -41,7 +40,7 @@ TEST(InspectedIndex, IsTheLastOneThatWasPut) {
 }
 
 TEST(InspectedIndex, GoesOnceNobodyAsksForFurtherPages) {
-  InspectedIndex inspected(1ms);
+  InspectedIndex inspected(std::chrono::milliseconds(1));
   for (const char* source : {"/a", "/b"}) {
     auto index = IndexOf(source);
     const std::weak_ptr<const CheckpointIndex> kept = index;
@@ -55,7 +54,7 @@ TEST(InspectedIndex, EndsWithItsService) {
   auto index = IndexOf("/a");
   const std::weak_ptr<const CheckpointIndex> kept = index;
   {
-    InspectedIndex inspected(1h);
+    InspectedIndex inspected(std::chrono::hours(1));
     inspected.Put(std::move(index));
     EXPECT_FALSE(kept.expired());
   }
