@@ -1,5 +1,7 @@
 """load_training_state with real daemons: a training goes on as if it had not been stopped."""
 
+import importlib
+import importlib.util
 import json
 
 import pytest
@@ -11,6 +13,13 @@ from ranks import CASES, assert_passed, run_ranks, said
 @pytest.mark.parametrize("world,case", [(w, c.__name__) for w, cases in resume_cases.CASES.items() for c in cases])
 def test_a_training_goes_on_as_if_it_had_not_been_stopped(world, case, outcomes):
     assert_passed(outcomes(resume_cases, world), case, world)
+
+
+def test_torchtitan_goes_on_by_our_reader(outcomes):
+    if importlib.util.find_spec("torchtitan") is None:
+        pytest.skip("torchtitan is not installed; tests/python/torchtitan.sh runs this with it")
+    cases = importlib.import_module("torchtitan_cases")
+    assert_passed(outcomes(cases, 2), "a_training_of_torchtitan", 2)
 
 
 def test_a_trainer_that_was_killed_before_its_first_step_attaches_and_goes_on(tmp_path_factory):
