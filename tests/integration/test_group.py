@@ -286,7 +286,12 @@ def test_a_command_that_does_not_end_is_named_and_killed_by_the_third_signal(tmp
 def test_at_a_hangup_launch_ends_its_command_and_what_that_leaves_behind(tmp_path):
     # The worker is in a session of its own, as torchrun's are, and the command ends without it.
     worker = "setsid sh -c 'echo $$; exec sleep 1000' &"
-    group = Group(tmp_path, 1, command=["sh", "-c", f"{worker} wait"])
+    # Under nohup it is ignored, by what is started here as well.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        group = Group(tmp_path, 1, command=["sh", "-c", f"{worker} wait"])
+    finally:
+        signal.signal(signal.SIGHUP, before)
     pid = int(group.process.stdout.readline())
     group.process.send_signal(signal.SIGHUP)
     group.process.communicate(timeout=60)

@@ -334,12 +334,13 @@ sys.stdin.read()
 
 
 @as_root
-def test_a_client_that_receives_no_descriptors_keeps_nobody_from_attaching(tmp_path):
+def test_a_client_that_receives_no_descriptors_keeps_nobody_from_attaching(tmp_path, monkeypatch):
     """It shows tokens for more descriptors than a user may have on their way."""
     path = sparse(tmp_path / "m.safetensors", 40 << 20)
     os.chown(tmp_path, 65534, 65534)
+    monkeypatch.setenv("CKPTD_DAEMON_UID", "65534")
     user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "prlimit", "--nofile=256:256")
-    with passable(tmp_path), Daemon(tmp_path, wrapper=user) as daemon:
+    with passable(tmp_path), Daemon(tmp_path, wrapper=user, environment={"CKPTD_DAEMON_UID": "65534"}) as daemon:
         with ckptd.connect(daemon.address(0)) as client:
             found = client.load(path, layout="replicate:1")
             tickets = [ticket(client, found) for _ in range(20)]
