@@ -29,6 +29,8 @@ absl::Status BrokenOff(const Participant& participant) {
 
 absl::Status LocalParticipants::Join(Participant participant, Answer answer,
                                      Clock::time_point now) {
+  Answer early_answer;
+  absl::Status outcome;
   {
     MutexLock lock(mutex_);
     DropOld(now);
@@ -45,10 +47,15 @@ absl::Status LocalParticipants::Join(Participant participant, Answer answer,
                                    "{} bytes, or in use; name it by a new UUID",
                                    participant.source, kMaxIdBytes));
     }
-    entries_[id] = {std::move(participant), now, ++joined_, std::move(answer)};
+    Entry& entry = entries_[id] = {std::move(participant), now, ++joined_, std::move(answer)};
+    if (auto early = early_.extract(id)) {
+      outcome = std::move(early.mapped().outcome);
+      early_answer = End(entry, outcome);
+    }
     changed_.NotifyAll();
   }
   on_change_();
+  if (early_answer != nullptr) early_answer(outcome);
   return absl::OkStatus();
 }
 
@@ -74,8 +81,9 @@ void LocalParticipants::Leave(const std::string& id, const absl::Status& outcome
     if (waits) changed_.WaitUntil(mutex_, std::min(deadline, Clock::now() + timing::kLateJoinWait), known);
     --leaving_;
     const auto at = entries_.find(id);
+    if (at == entries_.end()) return NoteEarly(id, outcome);
     // A participant that was answered has nothing more to report.
-    if (at == entries_.end() || at->second.answer == nullptr) return;
+    if (at->second.answer == nullptr) return;
     answer = End(at->second, outcome);
   }
   on_change_();
@@ -88,6 +96,13 @@ void LocalParticipants::Leave(const std::string& id, const absl::Status& outcome
     return entries_.count(id) == 0;
   });
   --leaving_;
+}
+
+void LocalParticipants::NoteEarly(const std::string& id, const absl::Status& outcome) {
+  const auto now = Clock::now();
+  std::erase_if(early_, [now](const auto& one) { return now - one.second.at > timing::kKeepFailures; });
+  // One that cannot be kept is taken for lost: the client has gone on by itself.
+  if (early_.size() < kMostParticipants && id.size() <= kMaxIdBytes) early_[id] = {outcome, now};
 }
 
 void LocalParticipants::Lost(const std::string& id) {

@@ -26,8 +26,8 @@ class LocalParticipants {
   // Errors, after which `answer` is not called: INVALID_REQUEST, TOO_MANY_WAITING.
   absl::Status Join(Participant participant, Answer answer, Clock::time_point now);
   // The participant has placed its shard, or failed. Its Join may arrive later than this call, so
-  // an unknown one is waited for briefly. Returns when the leader knows of a failure, at the
-  // latest at the deadline.
+  // an unknown one is waited for briefly, and how it ended is kept for a Join that comes even later.
+  // Returns when the leader knows of a failure, at the latest at the deadline.
   void Leave(const std::string& id, const absl::Status& outcome, Deadline deadline);
   // The participant's call has ended without Leave. In most cases its process has ended.
   void Lost(const std::string& id);
@@ -51,15 +51,24 @@ class LocalParticipants {
     Answer answer;                 // null: it was called
     Clock::time_point ended = {};  // when it stopped loading
   };
+  struct Early {
+    absl::Status outcome;
+    Clock::time_point at;
+  };
   // Ends the entry. Returns the answer to call with `outcome`, without the lock. Null if there is
   // none.
   Answer End(Entry& entry, const absl::Status& outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Keeps the outcome for a Join that has not come.
+  void NoteEarly(const std::string& id, const absl::Status& outcome)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropOld(Clock::time_point now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::function<void()> on_change_;
   mutable Mutex mutex_;
   mutable CondVar changed_;
   std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  // Outcomes that came before their Join, by id.
+  std::map<std::string, Early> early_ ABSL_GUARDED_BY(mutex_);
   uint64_t joined_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t leaving_ ABSL_GUARDED_BY(mutex_) = 0;  // waiting calls of Leave
 };

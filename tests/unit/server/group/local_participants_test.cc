@@ -50,6 +50,17 @@ TEST_F(LocalParticipantsTest, OneThatHasPlacedIsAnsweredAtOnceAndGoesWhenTheLead
   EXPECT_EQ(changes_, 2);
 }
 
+TEST_F(LocalParticipantsTest, AnOutcomeThatComesLongBeforeItsJoinCounts) {
+  local_.Leave("placed", absl::OkStatus(), Clock::now());
+  local_.Leave("failed", absl::AbortedError("a mistake"), Clock::now());
+  ASSERT_TRUE(Join("placed").ok());
+  ASSERT_TRUE(Join("failed").ok());
+  local_.Lost("placed");  // its call ends, as it has left
+  EXPECT_THAT(answers_, ::testing::ElementsAre(absl::OkStatus(), absl::AbortedError("a mistake")));
+  EXPECT_EQ(StateOf(0), State::kPlaced);
+  EXPECT_EQ(StateOf(1), State::kFailed);
+}
+
 TEST_F(LocalParticipantsTest, WithABarrierTheLeaderAnswers) {
   ASSERT_TRUE(Join("a", true).ok());
   local_.Leave("a", absl::OkStatus(), Soon());
