@@ -101,13 +101,21 @@ void GroupParticipants::Advance(Call& call, const Participant& participant, bool
                                 Clock::time_point now) {
   const State before = std::exchange(call.participant.state, participant.state);
   // A participant with a verdict fails because of another rank, so its failure is not news.
-  if (before == participant.state || call.verdict.has_value()) return;
+  if (before == participant.state) return;
+  if (call.verdict.has_value()) return NoteUnheard(call);
   if (participant.state == State::kPlaced) NotePlaced(call);
   if (participant.state != State::kFailed) return;
   FailedCall failed = FailedOf(call, participant.failure, now);
   failed.when -= Ticks(participant.ended_age);
   failed.over = rejoined;
   Fail(std::move(failed));
+}
+
+void GroupParticipants::NoteUnheard(const Call& call) {
+  if (call.participant.state != State::kPlaced || call.participant.barrier) return;
+  for (FailedCall& failed : failed_) {
+    if (failed.why == *call.verdict) failed.notified.erase({call.rank, call.participant.pid});
+  }
 }
 
 GroupParticipants::FailedCall GroupParticipants::FailedOf(const Call& call,

@@ -82,6 +82,9 @@ class GroupParticipants {
   // `rejoined`: its rank has made its next call since this one ended.
   void Advance(Call& call, const Participant& participant, bool rejoined, Clock::time_point now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A call may end well before its verdict arrives. Then its process has not been notified, and its
+  // next call would wait for the failed rank.
+  void NoteUnheard(const Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static FailedCall FailedOf(const Call& call, const absl::Status& why, Clock::time_point now);
   void Fail(FailedCall failed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NotifyOthers(FailedCall& failed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -30,8 +30,9 @@ class Merger {
 
   // The index, but for its files. Tensors that each rank has whole (buffers) are taken from the
   // first one, with a remark where their values may differ. What FSDP1's LOCAL_STATE_DICT has of
-  // flat parameters is of one dimension, as a remark says. Errors as of Add, for parts that leave holes or overlap; Unimplemented SOURCE_UNSUPPORTED
-  // where nothing says how the ranks' tensors belong together.
+  // flat parameters is of one dimension, as a remark says. Errors as of Add, for parts that leave
+  // holes or overlap; Unimplemented SOURCE_UNSUPPORTED where nothing says how the ranks' tensors
+  // belong together.
   absl::StatusOr<OpenedCheckpoint> Finish();
 
  private:

@@ -103,6 +103,18 @@ TEST_F(GroupParticipantsTest, EveryOtherRankInTheLoadHearsOfAFailureWithItsFacts
   EXPECT_EQ(Hears(0, In("a2")), "in it");
 }
 
+TEST_F(GroupParticipantsTest, OneThatEndedBeforeItHeardHearsInItsNextCall) {
+  group_.Update(0, {In("a")}, now_);
+  FailAtRank1();
+  const auto next = [this] { return group_.Update(0, {Placed(In("a")), In("a2")}, now_); };
+  next();
+  now_ += timing::kRejoinGrace;
+  const auto verdicts = next();
+  ASSERT_EQ(verdicts.size(), 2u);
+  EXPECT_EQ(verdicts[1].id, "a2");
+  EXPECT_EQ(MessageOf(verdicts[1].status), "rank 1: a mistake");
+}
+
 TEST_F(GroupParticipantsTest, LoadsThatWaitForTheRankEndUnderAllTheirNamesAndOnce) {
   Participant by_a_link = In("a", "/link");
   by_a_link.real_source = "/real/m";
