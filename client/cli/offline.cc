@@ -10,7 +10,9 @@
 
 #include "client/cli/text.h"
 #include "common/base/escape.h"
+#include "common/base/posix.h"
 #include "common/base/status.h"
+#include "common/plan/view/view.h"
 #include "common/source/open.h"
 #include "common/source/piece.h"
 #include "common/wire/plan.h"
@@ -80,13 +82,29 @@ std::vector<uint64_t> UnusedBytes(const CheckpointIndex& index) {
   return unused;
 }
 
-absl::StatusOr<OpenedCheckpoint> OpenNamed(const std::string& named) {
-  CKPTD_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(named));
-  return OpenWithRemarks(path);
+void AddViewOption(CLI::App& verb, std::string& view) {
+  verb.add_option("--view", view,
+                  "See the checkpoint with other names, axes or tensors: a file of rules (FILE.json "
+                  "or @FILE), or its JSON")
+      ->type_name("VIEW");
 }
 
-absl::StatusOr<SourceInfo> InspectOffline(const std::string& source) {
-  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenNamed(source));
+absl::StatusOr<OpenedCheckpoint> OpenNamed(const std::string& named, const std::string& view) {
+  CKPTD_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(named));
+  if (view.empty()) return OpenWithRemarks(path);
+  std::string text = view;
+  if (view.front() != '{') {
+    CKPTD_ASSIGN_OR_RETURN(
+        text, ReadSmallFile(view.substr(view.front() == '@' ? 1 : 0), view::kMaxViewBytes));
+  }
+  CKPTD_ASSIGN_OR_RETURN(const view::View rules, view::ParseView(text));
+  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenWithRemarks(path));
+  CKPTD_ASSIGN_OR_RETURN(opened.index, view::Apply(rules, std::move(opened.index)));
+  return opened;
+}
+
+absl::StatusOr<SourceInfo> InspectOffline(const std::string& source, const std::string& view) {
+  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenNamed(source, view));
   SourceInfo out;
   out.identity = HexDigest(IdentityOf(opened.index.files));
   out.tensor_count = opened.index.tensors.size();
@@ -102,10 +120,10 @@ void PrintRemarks(const std::vector<std::string>& remarks, std::ostream& out) {
   for (const std::string& remark : remarks) out << "note: " << Escape(remark) << '\n';
 }
 
-absl::StatusOr<OfflinePlan> PlanOffline(const std::string& source, const std::string& layout,
-                                        const DtypePolicy& policy) {
+absl::StatusOr<OfflinePlan> PlanOffline(const std::string& source, const std::string& view,
+                                        const std::string& layout, const DtypePolicy& policy) {
   CKPTD_ASSIGN_OR_RETURN(const LayoutRules rules, LayoutRules::Parse(layout));
-  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenNamed(source));
+  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenNamed(source, view));
   const auto index = std::make_shared<const CheckpointIndex>(std::move(opened.index));
   std::vector<uint32_t> ranks(rules.world_size());
   std::iota(ranks.begin(), ranks.end(), 0u);

@@ -2,6 +2,7 @@
 #ifndef CKPTD_CLIENT_CLI_OFFLINE_H_
 #define CKPTD_CLIENT_CLI_OFFLINE_H_
 
+#include <CLI/App.hpp>
 #include <cstdint>
 #include <ostream>
 #include <string>
@@ -17,11 +18,19 @@
 
 namespace ckptd::cli {
 
-// As OpenWithRemarks, for a source as a person writes it. Errors: also those of AbsolutePath.
-absl::StatusOr<OpenedCheckpoint> OpenNamed(const std::string& named);
+inline constexpr char kNoRemoteView[] =
+    "--view is for files that ckptctl reads itself; leave out --remote";
+
+// Adds --view, which the functions below take.
+void AddViewOption(CLI::App& verb, std::string& view);
+
+// As OpenWithRemarks, for a source as a person writes it. `view`: the JSON of a view through which
+// it is seen, or a file that holds it; empty: none. Errors: also those of AbsolutePath, ParseView
+// and view::Apply.
+absl::StatusOr<OpenedCheckpoint> OpenNamed(const std::string& named, const std::string& view = "");
 
 // Reads the headers of a source. Errors as OpenNamed.
-absl::StatusOr<SourceInfo> InspectOffline(const std::string& source);
+absl::StatusOr<SourceInfo> InspectOffline(const std::string& source, const std::string& view = "");
 
 // The bytes of all pieces.
 uint64_t BytesOf(const TensorEntry& tensor);
@@ -40,9 +49,9 @@ struct OfflinePlan {
   std::vector<std::string> remarks;  // on the source
 };
 
-// Plans every rank of a layout in rule form. Errors: those of OpenCheckpoint, LayoutRules and PlanRank.
-absl::StatusOr<OfflinePlan> PlanOffline(const std::string& source, const std::string& layout,
-                                        const DtypePolicy& policy);
+// Plans every rank of a layout in rule form. Errors: those of OpenNamed, LayoutRules and PlanRank.
+absl::StatusOr<OfflinePlan> PlanOffline(const std::string& source, const std::string& view,
+                                        const std::string& layout, const DtypePolicy& policy);
 // A plan as it is printed, with warnings, without a prediction.
 PlanOutput ToOutput(const GroupPlan& plan);
 

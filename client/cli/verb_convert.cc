@@ -19,6 +19,7 @@ namespace {
 
 struct Options {
   std::string source;
+  std::string view = {};
   std::string target;
   std::string to;
   std::string dtype;
@@ -91,7 +92,7 @@ absl::StatusOr<int> Run(const Options& options, Context& context) {
   }
   ExportOptions out;
   CKPTD_ASSIGN_OR_RETURN(out.max_shard_bytes, ShardBytes(options.max_shard_size));
-  CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint source, OpenNamed(options.source));
+  CKPTD_ASSIGN_OR_RETURN(const OpenedCheckpoint source, OpenNamed(options.source, options.view));
   const std::string own = source.index.format == "torch" ? "torch" : "safetensors";
   out.to = *ParseExportFormat(options.to.empty() ? own : options.to);
   choice.objects = out.to == ExportFormat::kDcp;
@@ -136,7 +137,8 @@ void AddConvert(CLI::App& app, Context& context) {
           "  ckptctl convert checkpoint-500/pytorch_model_fsdp_0 model/ --to safetensors\n"
           "  ckptctl convert pytorch_model.bin model.safetensors --dtype BF16\n"
           "  ckptctl convert llama/ dcp/ --to dcp --rename '^=model.'\n"
-          "  ckptctl convert last.ckpt model.safetensors --rename '^model\\.='\n");
+          "  ckptctl convert last.ckpt model.safetensors --rename '^model\\.='\n"
+          "  ckptctl convert /models/mixtral fused/ --view stack-experts.json\n");
   auto options = std::make_shared<Options>();
   AddPaths(*verb, *options);
   verb->add_option("--to", options->to, "The format that is written; default: what the target's name says, else safetensors")
@@ -144,6 +146,7 @@ void AddConvert(CLI::App& app, Context& context) {
   verb->add_option("--dtype", options->dtype, "Cast floating tensors to F16, BF16, F32 or F64")
       ->type_name("DTYPE");
   AddShardSize(*verb, *options);
+  AddViewOption(*verb, options->view);
   AddChoiceOptions(*verb, "names", options->choice);
   verb->callback([options, &context] {
     context.action = [options, &context]() -> absl::StatusOr<int> {

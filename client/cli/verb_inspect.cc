@@ -27,6 +27,7 @@ namespace {
 
 struct Options {
   std::string path;
+  std::string view;
   bool tensors = false;
   bool tree = false;
   bool values = false;
@@ -218,7 +219,8 @@ bool HasValues(const CheckpointIndex& index) {
 }
 
 absl::StatusOr<SourceInfo> Read(const Options& options, const Context& context) {
-  if (!options.remote) return InspectOffline(options.path);
+  if (!options.remote) return InspectOffline(options.path, options.view);
+  if (!options.view.empty()) return UsageError(kNoRemoteView);
   CKPTD_ASSIGN_OR_RETURN(const std::string source, AbsolutePath(options.path));
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
   return client.Inspect(source, options.values);
@@ -261,7 +263,8 @@ void AddInspect(CLI::App& app, Context& context) {
                            "  ckptctl inspect hf://org/name@main\n"
                            "  ckptctl inspect /models/llama --filter 'model.layers.0.*'\n"
                            "  ckptctl inspect model.safetensors --tensors --output json\n"
-                           "  ckptctl inspect /models/llama --tree\n");
+                           "  ckptctl inspect /models/llama --tree\n"
+                           "  ckptctl inspect /models/gpt2 --tensors --view '{\"rules\": [{\"transpose\": \".*c_attn\\.weight\"}]}'\n");
   auto options = std::make_shared<Options>();
   verb->add_option("PATH", options->path, "A file, an index.json, a folder, or a model in the hub's cache")
       ->required();
@@ -272,6 +275,7 @@ void AddInspect(CLI::App& app, Context& context) {
   verb->add_option("--filter", options->filter,
                    "List the tensors whose names match this pattern (* and ?)")
       ->type_name("GLOB");
+  AddViewOption(*verb, options->view);
   verb->add_flag("--remote", options->remote, "Let the daemon read the files, as it sees them");
   verb->callback([options, &context] {
     context.action = [options, &context] { return Run(*options, context); };

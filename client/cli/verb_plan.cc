@@ -27,6 +27,7 @@ namespace {
 
 struct Options {
   std::string path;
+  std::string view;
   std::string layout;
   std::string dtype;
   std::vector<std::string> keep_f32;
@@ -135,7 +136,7 @@ absl::StatusOr<PlanOutput> Plan(const Options& options, const Context& context,
   CKPTD_ASSIGN_OR_RETURN(const std::string layout, ReadLayout(options.layout));
   CKPTD_ASSIGN_OR_RETURN(const DtypePolicy policy, ToDtypePolicy(options.dtype, options.keep_f32));
   if (!options.remote) {
-    CKPTD_ASSIGN_OR_RETURN(OfflinePlan plan, PlanOffline(options.path, layout, policy));
+    CKPTD_ASSIGN_OR_RETURN(OfflinePlan plan, PlanOffline(options.path, options.view, layout, policy));
     if (!options.html.empty()) {
       CKPTD_ASSIGN_OR_RETURN(const std::string html, PlanHtml(plan.plan, layout));
       CKPTD_RETURN_IF_ERROR(WriteWhole(options.html, html));
@@ -143,6 +144,7 @@ absl::StatusOr<PlanOutput> Plan(const Options& options, const Context& context,
     remarks = std::move(plan.remarks);
     return ToOutput(plan.plan);
   }
+  if (!options.view.empty()) return UsageError(kNoRemoteView);
   v1::LoadSpec spec;
   CKPTD_ASSIGN_OR_RETURN(*spec.mutable_source(), AbsolutePath(options.path));
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
@@ -156,8 +158,8 @@ absl::StatusOr<PlanOutput> Plan(const Options& options, const Context& context,
 
 absl::StatusOr<int> Run(const Options& options, Context& context) {
   if (!options.device_map.way.empty()) {
-    if (!options.layout.empty() || !options.hardware.empty()) {
-      return UsageError("--device-map is for one process: leave out --layout and --hardware");
+    if (!options.layout.empty() || !options.hardware.empty() || !options.view.empty()) {
+      return UsageError("--device-map is for one process: leave out --layout, --view and --hardware");
     }
     CKPTD_ASSIGN_OR_RETURN(const DtypePolicy dtypes, ToDtypePolicy(options.dtype, options.keep_f32));
     return RunDeviceMap(options.path, dtypes, options.remote, options.device_map, context);
@@ -222,6 +224,7 @@ void AddPlan(CLI::App& app, Context& context) {
   verb->add_option("--html", options->html,
                    "Write a page that shows which rank gets which part of which file")
       ->type_name("FILE");
+  AddViewOption(*verb, options->view);
   verb->add_flag("--remote", options->remote, "Let the daemon plan, with the files as it sees them");
   verb->add_option("--hardware", options->hardware,
                    fmt::format("Predict how long the load takes on {}, or on what a file describes",

@@ -115,6 +115,8 @@ absl::StatusOr<Found> LookAtCheckpoint(const Condition& condition, const Context
 // Whether a later attempt may find more: a daemon that answers, or another load of the source.
 bool MayComeYet(const absl::Status& status, const Condition& condition) {
   const std::string why = ReasonOf(status);
+  // Its daemons may just be opening their folder to the group that it is in. Administration stays closed.
+  if (absl::IsPermissionDenied(status)) return !condition.is_group();
   return why == reason::kDaemonUnreachable || why == reason::kDeadline ||
          (why == reason::kRankLost && !condition.source.empty());
 }
@@ -127,6 +129,18 @@ absl::Status NotInTime(const Condition& condition, Timeout timeout, const absl::
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                    fmt::format("{}: {}; look at the daemons' logs, or give --timeout more", doing,
                                last->state));
+}
+
+absl::Status Hopeless(const absl::Status& status, const Condition& condition) {
+  if (!absl::IsPermissionDenied(status) || !condition.is_group()) return status;
+  return WithContext(status,
+                     "waiting for the group, which is the daemon's user's to ask for; as another user "
+                     "wait for what you need of it (--for active=NAME)");
+}
+
+std::string StateOf(const absl::StatusOr<Found>& last) {
+  if (last.ok()) return last->state;
+  return absl::IsPermissionDenied(last.status()) ? MessageOf(last.status()) : "no daemon answers yet";
 }
 
 std::string Sentence(const WaitOutput& output) {
@@ -168,7 +182,7 @@ absl::StatusOr<int> RunWait(const std::string& text, Context& context) {
   for (Timeout left = timeout;;) {
     auto found = Look(condition, left, context);
     if (absl::IsCancelled(found.status())) return Interrupted(context);
-    if (!found.ok() && !MayComeYet(found.status(), condition)) return found.status();
+    if (!found.ok() && !MayComeYet(found.status(), condition)) return Hopeless(found.status(), condition);
     if (found.ok() && found->done.has_value()) {
       view.Clear();
       CKPTD_RETURN_IF_ERROR(Print(*found->done, Clock::now() - begun, context));
@@ -178,7 +192,7 @@ absl::StatusOr<int> RunWait(const std::string& text, Context& context) {
     if (found.ok() || !last.ok() || left >= kAttempt) last = std::move(found);
     left = std::chrono::ceil<Timeout>(begun + timeout - Clock::now()) - kPause;
     if (left.count() <= 0) return NotInTime(condition, timeout, last);
-    view.Update(last.ok() ? last->state : "no daemon answers yet");
+    view.Update(StateOf(last));
     if (!Pauses(context.io.interrupt).Wait(kPause)) return Interrupted(context);
   }
 }
@@ -191,7 +205,8 @@ void AddWait(CLI::App& app, Context& context) {
       "For init containers, queues and scripts. The daemon need not run yet. NAME is a checkpoint, or\n"
       "the path of its source, of which the newest load counts; a load that fails ends the waiting\n"
       "with its error. --timeout bounds it (default 10m). Exit code 4 says that the daemon answers\n"
-      "and it is not so yet, 3 that no daemon answers.\n\n"
+      "and it is not so yet, 3 that no daemon answers. Another user than the daemon's, let in by\n"
+      "--allow-gid, can wait for a checkpoint, not for the group.\n\n"
       "Examples:\n"
       "  ckptctl wait\n"
       "  ckptctl wait --for active=/models/llama --timeout 30m\n"

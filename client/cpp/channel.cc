@@ -9,13 +9,18 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
+#include <cstring>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/fd_passing.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/base/trusted_path.h"
 
 namespace ckptd {
 inline namespace client {
@@ -33,6 +38,16 @@ constexpr int kKeepaliveTimeoutMs = 2000;
 // than this.
 constexpr int kReconnectMs = 1000;
 
+// Daemons run there, so starting others would not help.
+absl::Status MayNotEnter(const Address& address) {
+  return MakeError(absl::StatusCode::kPermissionDenied, reason::kDaemonUnreachable,
+                   fmt::format("connecting to the daemon at {} (chosen by {}): this user may not open that "
+                               "socket; run as the daemon's user, as root, or (but for verbs of "
+                               "administration) in the group that the daemon's --allow-gid names",
+                               address.Shown(), address.chosen_by),
+                   {{"address", address.Shown()}, {"chosen_by", address.chosen_by}});
+}
+
 absl::Status Unreachable(absl::StatusCode code, const Address& address, std::string_view why) {
   return MakeError(code, reason::kDaemonUnreachable,
                    fmt::format("connecting to the daemon at {} (chosen by {}): {}; start the job's "
@@ -41,28 +56,42 @@ absl::Status Unreachable(absl::StatusCode code, const Address& address, std::str
                    {{"address", address.Shown()}, {"chosen_by", address.chosen_by}});
 }
 
-// Whether the environment says that daemons of that user are to be trusted, by name or number.
-bool IsNamedAsTrusted(uid_t uid) {
+// The user whose daemons the environment says are to be trusted, by name or number.
+std::optional<uid_t> NamedAsTrusted() {
   const char* const named = std::getenv("CKPTD_DAEMON_UID");
-  if (named == nullptr || *named == '\0') return false;
-  if (std::to_string(uid) == named) return true;
+  if (named == nullptr || *named == '\0') return std::nullopt;
+  uid_t number = 0;
+  const char* const end = named + std::strlen(named);
+  if (const auto parsed = std::from_chars(named, end, number);
+      parsed.ec == std::errc() && parsed.ptr == end) {
+    return number;
+  }
   std::vector<char> room(64 << 10);
   passwd record = {};
   passwd* found = nullptr;
   ::getpwnam_r(named, &record, room.data(), room.size(), &found);
-  return found != nullptr && found->pw_uid == uid;
+  return found == nullptr ? std::nullopt : std::optional(found->pw_uid);
 }
 
-// Another user may have created a socket at the daemon's path. Root may use anybody's daemon.
+// Another user may have made a socket at the daemon's path, or may be able to put one there before
+// gRPC connects to it. Root is asked to name whom it trusts, as everybody is: it has most to lose.
 absl::StatusOr<pid_t> CheckOwner(const Address& address, int connection) {
   CKPTD_ASSIGN_OR_RETURN(const PeerCredentials owner, CredentialsOf(connection));
-  const uid_t own = ::geteuid();
-  if (owner.uid == own || owner.uid == 0 || own == 0) return owner.pid;
-  if (IsNamedAsTrusted(owner.uid)) return owner.pid;
-  return Unreachable(absl::StatusCode::kPermissionDenied, address,
-                     fmt::format("user {} listens there, neither this user nor root "
-                                 "(CKPTD_DAEMON_UID={} trusts it)",
-                                 owner.uid, owner.uid));
+  std::vector<uid_t> trusted = {0, ::geteuid()};
+  if (const auto named = NamedAsTrusted()) trusted.push_back(*named);
+  if (std::find(trusted.begin(), trusted.end(), owner.uid) == trusted.end()) {
+    return Unreachable(absl::StatusCode::kPermissionDenied, address,
+                       fmt::format("user {} listens there, neither this user nor root "
+                                   "(CKPTD_DAEMON_UID={} trusts it)",
+                                   owner.uid, owner.uid));
+  }
+  if (const auto why = WhyPathIsUnsafe(address.path, std::move(trusted))) {
+    return Unreachable(absl::StatusCode::kPermissionDenied, address,
+                       fmt::format("{}, so another user could put a socket there (CKPTD_DAEMON_UID "
+                                   "names one to trust)",
+                                   *why));
+  }
+  return owner.pid;
 }
 
 // gRPC retries and loses the reason, so this tries one plain connection. Returns the pid of the
@@ -74,7 +103,7 @@ absl::StatusOr<pid_t> Probe(const Address& address, Timeout timeout) {
     case absl::StatusCode::kOk:
       return CheckOwner(address, probe->get());
     case absl::StatusCode::kPermissionDenied:
-      return Unreachable(status.code(), address, "it belongs to another user");
+      return MayNotEnter(address);
     case absl::StatusCode::kUnavailable:
       return Unreachable(status.code(), address, "nothing listens there");
     case absl::StatusCode::kDeadlineExceeded:

@@ -17,6 +17,8 @@ namespace {
 constexpr size_t kMaxDetailBytes = 256 << 10;
 constexpr int kMaxFacts = 64;
 constexpr size_t kMaxReasonBytes = 64;
+// gRPC's own answer, which no code of the daemon sees.
+constexpr std::string_view kNoThread = "Server Threadpool Exhausted";
 constexpr std::string_view kErrorInfoUrl = "type.googleapis.com/google.rpc.ErrorInfo";
 
 bool IsReason(const std::string& text) {
@@ -45,6 +47,14 @@ std::optional<v1::ErrorInfo> DetailsOf(const grpc::Status& status) {
 absl::StatusCode CodeOf(const grpc::Status& status) {
   const int code = status.error_code();
   return code > 0 && code <= 16 ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown;
+}
+
+absl::Status Busy(absl::StatusCode code, std::string_view doing, const Address& address) {
+  return MakeError(code, reason::kTooManyWaiting,
+                   fmt::format("{}: the daemon at {} has as many calls as it serves at once; ask "
+                               "again later",
+                               doing, address.Shown()),
+                   {{"address", address.Shown()}});
 }
 
 }  // namespace
@@ -80,6 +90,7 @@ absl::Status StatusFromGrpc(const grpc::Status& status, std::string_view doing,
                                  doing, address.Shown()),
                      facts);
   }
+  if (status.error_message() == kNoThread) return Busy(code, doing, address);
   return MakeError(code, absl::StatusCodeToString(code),
                    fmt::format("{}: {}", doing, status.error_message()), facts);
 }

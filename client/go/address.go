@@ -140,7 +140,7 @@ func socketAddress(text, chosenBy string) (Address, error) {
 }
 
 // dial connects to a socket of the daemon. It refuses one of another user, who may have made it
-// where a daemon's was expected.
+// where a daemon's was expected, and one that another user could put theirs in the place of.
 func dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	made, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 	if err != nil {
@@ -148,8 +148,8 @@ func dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	}
 	connection := made.(*net.UnixConn)
 	owner, err := ownerOf(connection)
-	if err == nil && !isTrusted(owner) {
-		err = &foreignOwner{owner}
+	if err == nil {
+		err = checkOwner(owner, path)
 	}
 	if err != nil {
 		connection.Close()
@@ -158,21 +158,34 @@ func dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	return connection, nil
 }
 
-// isTrusted is true of this user, of root, and of the one that CKPTD_DAEMON_UID names, by name or
-// number. Root may use every daemon.
-func isTrusted(owner int) bool {
-	own, named := os.Geteuid(), os.Getenv("CKPTD_DAEMON_UID")
+// trustedUsers are this user, root, and the one that CKPTD_DAEMON_UID names, by name or number.
+func trustedUsers() map[int]bool {
+	named := os.Getenv("CKPTD_DAEMON_UID")
 	if found, err := user.Lookup(named); err == nil {
 		named = found.Uid
 	}
-	return own == 0 || owner == own || owner == 0 || strconv.Itoa(owner) == named
+	trusted := map[int]bool{0: true, os.Geteuid(): true}
+	if number, err := strconv.Atoi(named); err == nil {
+		trusted[number] = true
+	}
+	return trusted
 }
 
-type foreignOwner struct{ uid int }
-
-func (e *foreignOwner) Error() string {
-	return fmt.Sprintf("user %d listens there, neither this user nor root (CKPTD_DAEMON_UID=%d trusts it)", e.uid, e.uid)
+func checkOwner(owner int, path string) error {
+	trusted := trustedUsers()
+	if !trusted[owner] {
+		return &foreignOwner{fmt.Sprintf("user %d listens there, neither this user nor root (CKPTD_DAEMON_UID=%d trusts it)",
+			owner, owner)}
+	}
+	if why := whyUnsafe(path, trusted); why != "" {
+		return &foreignOwner{why + ", so another user could put a socket there (CKPTD_DAEMON_UID names one to trust)"}
+	}
+	return nil
 }
+
+type foreignOwner struct{ why string }
+
+func (e *foreignOwner) Error() string { return e.why }
 
 func (e *foreignOwner) Is(target error) bool { return target == os.ErrPermission }
 

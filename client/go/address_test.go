@@ -114,6 +114,14 @@ func TestAnErrorHasCodeReasonSentenceAndFacts(t *testing.T) {
 	}
 }
 
+func TestADaemonWithoutAThreadForACallIsBusy(t *testing.T) {
+	client := &Client{address: Address{Path: "/nowhere"}}
+	failure := client.translate(context.Background(), status.Error(codes.ResourceExhausted, "Server Threadpool Exhausted"), "loading")
+	if failure.Reason != ReasonTooManyWaiting || !strings.Contains(failure.Message, "ask again later") {
+		t.Errorf("%#v", failure)
+	}
+}
+
 func TestDetailsThatAreTooLongOrNoReasonAreNotUsed(t *testing.T) {
 	client := &Client{address: Address{Path: "/nowhere"}}
 	many := map[string]string{}

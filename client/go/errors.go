@@ -101,6 +101,9 @@ func isReason(text string) bool {
 	return text != "" && len(text) <= maxReasonBytes && strings.IndexFunc(text, func(r rune) bool { return !valid(r) }) < 0
 }
 
+// noThread is gRPC's own answer, which no code of the daemon sees.
+const noThread = "Server Threadpool Exhausted"
+
 // infoOf is the ErrorInfo of a status; nil when there is none that can be trusted.
 func infoOf(from *status.Status) *v1.ErrorInfo {
 	for _, detail := range from.Proto().GetDetails() {
@@ -136,6 +139,10 @@ func (c *Client) translate(ctx context.Context, err error, doing string) *Error 
 	case codes.Unimplemented:
 		failure.Message = fmt.Sprintf("%s: what listens at %s does not know this call (%s); use the workload socket rank-N.sock "+
 			"of a daemon that is as new as this client", doing, c.address, from.Message())
+	}
+	if from.Message() == noThread {
+		failure.Reason = ReasonTooManyWaiting
+		failure.Message = fmt.Sprintf("%s: the daemon at %s has as many calls as it serves at once; ask again later", doing, c.address)
 	}
 	failure.Facts["address"], failure.Facts["chosen_by"] = c.address.Path, c.address.ChosenBy
 	return failure

@@ -60,6 +60,8 @@ FileLock& FileLock::operator=(FileLock&& other) noexcept {
   return *this;
 }
 
+bool FileLock::IsThere() const { return held() && IsAt(file_, path_); }
+
 absl::Status FileLock::Write(const std::string& text) const {
   const auto size = static_cast<ssize_t>(text.size());
   if (::ftruncate(file_.get(), 0) == 0 && ::pwrite(file_.get(), text.data(), text.size(), 0) == size) {

@@ -24,6 +24,8 @@ class FileLock {
   ~FileLock() { Release(); }
 
   bool held() const { return file_.valid(); }
+  // Whether the file is still at its path. Somebody may have removed it, or its folder.
+  bool IsThere() const;
   // Makes `text` the file's contents.
   absl::Status Write(const std::string& text) const;
   // Sets the file's time of change to now. A holder that does so at times shows that it is in use.

@@ -18,6 +18,7 @@
 #include "common/source/odd_tensors.h"
 #include "common/source/path_text.h"
 #include "common/source/registry.h"
+#include "common/source/table_memory.h"
 
 namespace ckptd {
 namespace {
@@ -74,7 +75,7 @@ absl::StatusOr<Named> NamedBy(const std::string& source, const SourceAccess& acc
   std::shared_ptr<const Storage> storage = StorageOf(path, access);
   CKPTD_ASSIGN_OR_RETURN(Listing listing, ListNamed(*storage, path));
   const CheckpointFormat& format = FormatOf(*storage, listing);
-  return Named{std::move(storage), std::move(listing), format};
+  return Named{CountTables(std::move(storage)), std::move(listing), format};
 }
 
 // A folder still means the same index, or without one the same files.

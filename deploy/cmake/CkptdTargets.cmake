@@ -91,11 +91,12 @@ function(ckptd_library name)
 endfunction()
 
 # ckptd_travels(program): it runs on other machines, of the system's C library alone, and is small:
-# the package has it. Relocations in their compact form (glibc 2.36 and later) save a twentieth.
+# the package has it. Relocations in their compact form (glibc 2.36 and later) save a twentieth. All
+# are resolved at the start, so that their table is read-only from then on.
 include(CheckLinkerFlag)
 check_linker_flag(CXX -Wl,-z,pack-relative-relocs CKPTD_LINKS_COMPACT_RELOCATIONS)
 function(ckptd_travels name)
-  target_link_options(${name} PRIVATE -static-libstdc++ -static-libgcc -Wl,--gc-sections
+  target_link_options(${name} PRIVATE -static-libstdc++ -static-libgcc -Wl,--gc-sections -Wl,-z,relro -Wl,-z,now
     $<$<BOOL:${CKPTD_LINKS_COMPACT_RELOCATIONS}>:-Wl,-z,pack-relative-relocs>)
 endfunction()
 

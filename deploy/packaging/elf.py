@@ -49,6 +49,11 @@ def stripped(path: pathlib.Path) -> bool:
     return ".symtab" not in _readelf("-S", path)
 
 
+def bound_at_start(path: pathlib.Path) -> bool:
+    """Whether its table of functions is read-only once it runs."""
+    return "GNU_RELRO" in _readelf("-l", path) and "BIND_NOW" in _readelf("-d", path)
+
+
 def has_kernels(path: pathlib.Path) -> bool:
     return KERNELS in path.read_bytes()
 
@@ -68,4 +73,6 @@ def check(path: pathlib.Path, newest: Tuple[int, int]) -> Tuple[int, int]:
         )
     if not stripped(path):
         raise Unfit(f"{path} still has its symbols")
+    if not bound_at_start(path):
+        raise Unfit(f"{path} has a table of functions that stays writable; link it with -z relro -z now")
     return version

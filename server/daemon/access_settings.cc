@@ -66,8 +66,11 @@ absl::StatusOr<gid_t> GroupNamed(const std::string& name) {
   ::getgrnam_r(name.c_str(), &record, room.data(), room.size(), &found);
   if (found != nullptr) return found->gr_gid;
   return Invalid(fmt::format("checking --allow-gid {}: this system has no such group; check the name, "
-                             "or give its number",
-                             name));
+                             "or give its number{}",
+                             name,
+                             name.find(',') == std::string::npos
+                                 ? ""
+                                 : ". It is one group, as the sockets have one; --allow-uid takes several users"));
 }
 
 absl::Status CheckRoot(const std::string& root) {

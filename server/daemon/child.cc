@@ -12,6 +12,11 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -65,6 +70,26 @@ std::vector<char*> Pointers(std::vector<std::string>& texts) {
   for (std::string& text : texts) pointers.push_back(text.data());
   pointers.push_back(nullptr);
   return pointers;
+}
+
+// The processes whose parent this one is. Empty without /proc.
+std::vector<pid_t> Children() {
+  std::vector<pid_t> children;
+  std::error_code error;
+  for (std::filesystem::directory_iterator at("/proc", error), end; !error && at != end;
+       at.increment(error)) {
+    const pid_t pid = std::atoi(at->path().filename().c_str());
+    if (pid <= 0) continue;
+    std::ifstream file(at->path() / "stat");
+    std::string line;
+    std::getline(file, line);
+    // Behind the program's name, which may have spaces and brackets: state, parent.
+    std::istringstream rest(line.substr(std::min(line.size(), line.rfind(')') + 1)));
+    char state = 0;
+    pid_t parent = 0;
+    if (rest >> state >> parent && parent == ::getpid()) children.push_back(pid);
+  }
+  return children;
 }
 
 }  // namespace
@@ -139,6 +164,36 @@ std::map<pid_t, int> EndChildren(const std::vector<pid_t>& pids,
   for (const pid_t pid : left) ::kill(pid, SIGKILL);
   await(Clock::now() + kKillPatience);
   return ends;
+}
+
+void AdoptOrphans() { ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); }
+
+void EndOrphans(const std::vector<pid_t>& kept, std::chrono::milliseconds patience) {
+  using Clock = std::chrono::steady_clock;
+  constexpr timespec kTick = {0, 20'000'000};
+  constexpr std::chrono::seconds kKillPatience{5};
+  const Clock::time_point kill_at = Clock::now() + patience;
+  std::set<pid_t> told;
+  while (Clock::now() < kill_at + kKillPatience) {
+    bool left = false;
+    for (const pid_t pid : Children()) {
+      if (std::find(kept.begin(), kept.end(), pid) != kept.end()) continue;
+      if (::waitpid(pid, nullptr, WNOHANG) != 0) continue;
+      left = true;
+      if (Clock::now() >= kill_at) {
+        ::kill(pid, SIGKILL);
+      } else if (told.insert(pid).second) {
+        ::kill(pid, SIGTERM);
+      }
+    }
+    if (!left) return;
+    ::nanosleep(&kTick, nullptr);
+  }
+}
+
+bool HangupCounts() {
+  struct sigaction hangup = {};
+  return ::sigaction(SIGHUP, nullptr, &hangup) != 0 || hangup.sa_handler != SIG_IGN;
 }
 
 int ExitCodeOf(int wait_status) {

@@ -39,6 +39,15 @@ absl::StatusOr<pid_t> StartChild(const ChildOptions& options);
 std::map<pid_t, int> EndChildren(const std::vector<pid_t>& pids,
                                  std::chrono::milliseconds patience);
 
+// Makes this process the parent of what processes below it leave behind when they end.
+void AdoptOrphans();
+// Ends the children of this process that are not `kept`, and what these leave in turn: SIGTERM,
+// after `patience` SIGKILL. Their wait statuses are lost.
+void EndOrphans(const std::vector<pid_t>& kept, std::chrono::milliseconds patience);
+
+// Whether SIGHUP does something: nohup has it ignored.
+bool HangupCounts();
+
 // Exit code of a wait status: 128 + n after signal n.
 int ExitCodeOf(int wait_status);
 // "exit code 3" or "signal 9 (Killed)".

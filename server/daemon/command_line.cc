@@ -65,6 +65,13 @@ CommandLine DefaultLine() {
   return line;
 }
 
+void AddLinger(CLI::App& verb, double& seconds, const std::string& text) {
+  verb.add_option("--linger", seconds, text)
+      ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}}))
+      ->check(CLI::Range(0.0, 1e9))
+      ->capture_default_str();
+}
+
 void AddNodeRank(CLI::App& verb, LaunchOptions& options) {
   verb.add_option("--node-rank", options.node_rank, "Number of this node, from 0")
       ->capture_default_str();
@@ -92,12 +99,8 @@ void AddLaunchFlags(CLI::App& launch, LaunchOptions& options) {
   launch.add_flag("--detach", options.detach,
                   "Return once the daemons are ready, and keep them running in the background; "
                   "where they run already, return at once");
-  launch.add_option("--linger", options.linger,
-                    "End the daemons when none has had a lease or a load for so long: 90s, 15m, 2h; "
-                    "0: never")
-      ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}}))
-      ->check(CLI::Range(0.0, 1e9))
-      ->capture_default_str();
+  AddLinger(launch, options.linger,
+            "End the daemons when none has had a lease or a load for so long: 90s, 15m, 2h; 0: never");
   launch.add_option("command", options.command, "Command to run once the daemons are ready");
   launch.footer(kLaunchAbout + DescribeFactSources() + kLaunchExamples);
 }
@@ -105,10 +108,7 @@ void AddLaunchFlags(CLI::App& launch, LaunchOptions& options) {
 void AddKeepFlags(CLI::App& keep, KeepOptions& options) {
   keep.add_option("--socket", options.socket,
                   "Unix socket on which daemons find it (run-dir/job/keeper.sock if not given)");
-  keep.add_option("--linger", options.linger,
-                  "Seconds without a connection after which it ends; 0: never")
-      ->check(CLI::Range(0.0, 1e9))
-      ->capture_default_str();
+  AddLinger(keep, options.linger, "End when nobody has been connected for so long: 90s, 15m, 2h; 0: never");
   keep.footer(
       "Holds the descriptors of shards and leases, so that a daemon that is killed or replaced has\n"
       "them again, without reading (--keeper SOCKET). `ckptd launch` starts one by itself. It has no\n"

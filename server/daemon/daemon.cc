@@ -2,9 +2,11 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
@@ -12,6 +14,7 @@
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/source/table_memory.h"
 #include "server/daemon/access_settings.h"
 #include "server/daemon/check_config.h"
 #include "server/daemon/network.h"
@@ -29,16 +32,27 @@ namespace ckptd {
 namespace {
 
 constexpr std::chrono::milliseconds kReadyPoll{200};
+constexpr std::chrono::seconds kOrphanPatience{5};
+constexpr std::chrono::milliseconds kOrphanTick{20};
 // Who starts both starts the keeper first, so this is for a keeper that is being started again.
 constexpr std::chrono::milliseconds kKeeperPatience{1000};
 // How long other daemons may take to say what they still own, because loads wait meanwhile.
 constexpr std::chrono::milliseconds kDropPatience{200};
 // Rank-form requests of very large models exceed the default of 4 MiB.
 constexpr int kMaxWorkloadMessage = 256 << 20;
-// Limits of messages that arrive from clients at the same time. The peer port has no limit:
-// daemons of the group are trusted, and a thousand ranks may send their tensors at once.
+// Limits of messages that arrive at the same time.
 constexpr size_t kMaxWorkloadBytes = size_t{1} << 30;
 constexpr size_t kMaxAdminBytes = size_t{64} << 20;
+constexpr size_t kMaxStrangersBytes = size_t{1} << 30;
+
+// Daemons of the group are trusted, and a thousand ranks may send their tensors at once. Without a
+// key everybody is a peer.
+size_t MaxPeerBytes(bool known) {
+  if (!known) return kMaxStrangersBytes;
+  const auto machine = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) *
+                       static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  return std::max(machine / 4, 4 * kMaxStrangersBytes);
+}
 
 // Each call occupies a thread. Every rank may have a proposal or a stream of bytes, and a
 // heartbeat as well.
@@ -72,6 +86,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
   CKPTD_ASSIGN_OR_RETURN(daemon->policy_, ReadAccessPolicy(config));
   CKPTD_ASSIGN_OR_RETURN(daemon->rules_->roots, ReadAllowedRoots(config));
   CKPTD_RETURN_IF_ERROR(MakeRunDirectory(daemon->paths_.directory, daemon->policy_.group));
+  CKPTD_RETURN_IF_ERROR(daemon->LockRank());
+  SetAdmitTables(HasRoomForTables);
   CKPTD_RETURN_IF_ERROR(daemon->StartPeerServer());
   CKPTD_RETURN_IF_ERROR(daemon->StartClientServers());
   Log(LogLevel::kInfo, "serving rank {} of {} at {} (peers: {}{}), memory: {}; {}", config.rank,
@@ -132,7 +148,8 @@ absl::Status Daemon::StartPeerServer() {
       GrpcServer::Start({.address = fmt::format("{}:{}", interface, port),
                          .max_receive_bytes = kMaxPeerMessage,
                          .max_threads = PeerThreads(config_.world_size),
-                         .credentials = PeerServerCredentials(security_)},
+                         .credentials = PeerServerCredentials(security_),
+                         .max_held_bytes = MaxPeerBytes(security_.enabled())},
                         {group_service_.get(), transfer_service_.get()}));
   peer_address_ = fmt::format("{}:{}", own, peer_server_->port());
   return absl::OkStatus();
@@ -151,6 +168,13 @@ std::string Daemon::OwnHost(const HostPort& rendezvous) const {
 // lock of a file.
 absl::Status Daemon::LockRank() {
   auto lock = FileLock::Take(paths_.lock);
+  // Under a launcher: the daemon of one that was killed ends with it, which takes that a moment.
+  const auto deadline = Clock::now() + kOrphanPatience;
+  while (lock.status().code() == absl::StatusCode::kFailedPrecondition && config_.ready_fd >= 0 &&
+         Clock::now() < deadline) {
+    std::this_thread::sleep_for(kOrphanTick);
+    lock = FileLock::Take(paths_.lock);
+  }
   if (lock.status().code() == absl::StatusCode::kFailedPrecondition) {
     return ExplainSocketInUse(
         MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
@@ -194,7 +218,6 @@ absl::Status Daemon::StartMemory() {
 }
 
 absl::Status Daemon::StartClientServers() {
-  CKPTD_RETURN_IF_ERROR(LockRank());
   CKPTD_RETURN_IF_ERROR(StartMemory());
   peer_memory_ = std::make_unique<HostPeerMemory>(host_, memory_.import);
   auto peer_socket = PeerSocket::Start({paths_.memory}, memory_.segment_fd);

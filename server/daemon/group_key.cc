@@ -7,7 +7,9 @@
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
 
+#include <algorithm>
 #include <array>
+#include <bitset>
 #include <memory>
 #include <utility>
 
@@ -26,9 +28,11 @@ constexpr char kAuthority[] = "ckptd group key";
 constexpr char kName[] = "ckptd.group";
 // Separates this use of the key from any other, and this version from later ones.
 constexpr char kDomain[] = "ckptd group key 1\n";
+// Of 16 values. So few are seen in 32 random digits once in ten million keys.
+constexpr size_t kMinDistinct = 8;
 // Certificates are another form of the key. They end when the key is changed, and must not depend
-// on a host's clock.
-constexpr char kFrom[] = "20000101000000Z";
+// on a host's clock, which begins in 1970 where its battery is empty.
+constexpr char kFrom[] = "19500101000000Z";
 constexpr char kUntil[] = "99991231235959Z";
 
 template <auto free>
@@ -117,17 +121,47 @@ PeerSecurity SecurityOf(EVP_PKEY* authority_pair) {
   return security;
 }
 
+// 0 to 15. The digits were checked.
+unsigned ValueOf(char digit) { return digit <= '9' ? digit - '0' : (digit | 0x20) - 'a' + 10; }
+
+// Whether digits of a generator may look like this. Of a million random keys none is refused.
+bool LooksRandom(absl::string_view digits) {
+  std::bitset<16> values;
+  std::bitset<16> steps;  // few where digits count up, or come in pairs
+  for (size_t i = 0; i < digits.size(); ++i) {
+    values.set(ValueOf(digits[i]));
+    if (i > 0) steps.set((ValueOf(digits[i]) - ValueOf(digits[i - 1])) % 16);
+  }
+  if (values.count() < kMinDistinct || steps.count() < kMinDistinct) return false;
+  for (size_t period = 1; period <= digits.size() / 2; ++period) {
+    if (digits.substr(period) == digits.substr(0, digits.size() - period)) return false;
+  }
+  return true;
+}
+
+// Empty: as hard to guess as its length says. A text that people make up is not: with a certificate,
+// which a daemon shows to anybody who connects, guesses are tested elsewhere, billions a second.
+std::string WhyWeak(absl::string_view key) {
+  const bool hex = std::all_of(key.begin(), key.end(), absl::ascii_isxdigit);
+  if (hex && key.size() >= kMinGroupKeyDigits && key.size() <= kMaxGroupKeyBytes) {
+    return LooksRandom(key) ? "" : "its digits follow a pattern";
+  }
+  return fmt::format("it has {} characters{}, and must have {} or more hexadecimal digits of a random "
+                     "generator",
+                     key.size(), hex ? "" : ", not all of them hexadecimal digits", kMinGroupKeyDigits);
+}
+
 }  // namespace
 
 std::string NewGroupKey() { return RandomHex(32); }
 
 absl::StatusOr<PeerSecurity> SecurityOfGroupKey(const std::string& key) {
   const absl::string_view bare = absl::StripAsciiWhitespace(key);
-  if (bare.size() < kMinGroupKeyCharacters || bare.size() > kMaxGroupKeyBytes) {
+  if (const std::string why = WhyWeak(bare); !why.empty()) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
-                     fmt::format("using the group key: it has {} characters, and needs {} to {}; "
-                                 "make one with `openssl rand -hex 32`",
-                                 bare.size(), kMinGroupKeyCharacters, kMaxGroupKeyBytes));
+                     fmt::format("using the group key: {}, so it could be guessed from a certificate that "
+                                 "it made; make one with `openssl rand -hex 32`",
+                                 why));
   }
   PeerSecurity security = SecurityOf(AuthorityOf(bare).get());
   if (!security.key.empty() && !security.certificate.empty() && !security.authorities.empty()) {

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -44,12 +45,17 @@ uint64_t OwnPidNamespace() {
   return ::stat("/proc/self/ns/pid", &info) == 0 ? info.st_ino : 0;
 }
 
-}  // namespace
+// The group that has the folder of a job, if it may enter it.
+std::optional<gid_t> GroupOf(const std::string& folder) {
+  struct stat info = {};
+  if (::lstat(folder.c_str(), &info) != 0 || (info.st_mode & S_IRWXG) == 0) return std::nullopt;
+  return info.st_gid;
+}
 
-absl::StatusOr<FileLock> LockJob(const Config& config, const LaunchOptions& options) {
+absl::StatusOr<FileLock> Lock(const Config& config, const LaunchOptions& options,
+                              std::optional<gid_t> group) {
   const std::string folder = PathsOf(config).directory;
-  CKPTD_ASSIGN_OR_RETURN(const AccessPolicy policy, ReadAccessPolicy(config));
-  CKPTD_RETURN_IF_ERROR(MakeRunDirectory(folder, policy.group));
+  CKPTD_RETURN_IF_ERROR(MakeRunDirectory(folder, group));
   absl::StatusOr<FileLock> lock = FileLock::Take(LockOf(config, options));
   if (lock.ok()) {
     CKPTD_RETURN_IF_ERROR(lock->Write(fmt::format(
@@ -63,6 +69,17 @@ absl::StatusOr<FileLock> LockJob(const Config& config, const LaunchOptions& opti
                                "--job",
                                config.job, folder),
                    {{kHeld, std::to_string(HolderOfJob(config, options).pid)}});
+}
+
+}  // namespace
+
+absl::StatusOr<FileLock> LockJob(const Config& config, const LaunchOptions& options) {
+  CKPTD_ASSIGN_OR_RETURN(const AccessPolicy policy, ReadAccessPolicy(config));
+  return Lock(config, options, policy.group);
+}
+
+absl::StatusOr<FileLock> LockJobToEnd(const Config& config, const LaunchOptions& options) {
+  return Lock(config, options, GroupOf(PathsOf(config).directory));
 }
 
 JobHolder HolderOfJob(const Config& config, const LaunchOptions& options) {

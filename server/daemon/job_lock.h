@@ -20,6 +20,9 @@ namespace ckptd {
 // MakeRunDirectory and FileLock.
 absl::StatusOr<FileLock> LockJob(const Config& config, const LaunchOptions& options);
 
+// The same to end a job, whose folder stays open to the group that --allow-gid has named.
+absl::StatusOr<FileLock> LockJobToEnd(const Config& config, const LaunchOptions& options);
+
 // The launcher that has the lock.
 struct JobHolder {
   pid_t pid = 0;           // 0: not known yet, or not to be seen from here

@@ -31,7 +31,10 @@ void KeeperProcess::Start() {
   child.program = program_;
   child.arguments = {name_, "keep", "--socket", socket_, fmt::format("--linger={}", linger_.count())};
   child.outlives = true;
-  if (const auto pid = StartChild(child); !pid.ok()) {
+  const auto pid = StartChild(child);
+  if (pid.ok()) {
+    started_.push_back(*pid);
+  } else {
     Log(LogLevel::kWarn, "the keeper could not be started: {}", MessageOf(pid.status()));
   }
 }

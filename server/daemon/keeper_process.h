@@ -2,8 +2,11 @@
 #ifndef CKPTD_SERVER_DAEMON_KEEPER_PROCESS_H_
 #define CKPTD_SERVER_DAEMON_KEEPER_PROCESS_H_
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <string>
+#include <vector>
 #include <utility>
 
 #include "common/base/posix.h"
@@ -27,6 +30,8 @@ class KeeperProcess {
   void Ensure(std::chrono::milliseconds patience);
   // Ends it, and with it what it holds.
   void End();
+  // The processes that were started here.
+  const std::vector<pid_t>& started() const { return started_; }
 
  private:
   bool Connected() const;
@@ -40,6 +45,7 @@ class KeeperProcess {
   // does not end for want of daemons.
   UniqueFd connection_;
   std::chrono::steady_clock::time_point next_start_;
+  std::vector<pid_t> started_;
 };
 
 }  // namespace ckptd

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sys/file.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -105,7 +106,7 @@ std::string LogOf(const Config& config, const LaunchOptions& options) {
 
 // Runs the launcher in this process.
 int Serve(const Config& config, const LaunchOptions& options, Announcer& announcer) {
-  const absl::StatusOr<FileLock> lock = LockJob(config, options);
+  absl::StatusOr<FileLock> lock = LockJob(config, options);
   if (IsHeld(lock.status()) && announcer.listens()) {
     announcer.Say(Announcer::State::kRunsAlready);
     return kExitUsage;
@@ -120,7 +121,7 @@ int Serve(const Config& config, const LaunchOptions& options, Announcer& announc
       return kExitFailed;
     }
   }
-  return SuperviseDaemons(config, options, announcer);
+  return SuperviseDaemons(config, options, *std::move(lock), announcer);
 }
 
 std::vector<uint32_t> RanksThatDoNotListen(Config config, const LaunchOptions& options) {
@@ -214,6 +215,15 @@ int Detach(const Config& config, const LaunchOptions& options) {
   return kExitFailed;
 }
 
+void PrepareProcess(const Config& config) {
+  // It holds the group key, which other processes of this user must not read through /proc.
+  ::prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+  IgnoreSignalsOfWrites();
+  LogLevel level = LogLevel::kInfo;
+  ParseLogLevel(config.log_level, level);
+  InitLogging("launch", level);
+}
+
 }  // namespace
 
 int LaunchCommand(const Config& given, const LaunchOptions& options) {
@@ -223,10 +233,7 @@ int LaunchCommand(const Config& given, const LaunchOptions& options) {
   config.local_size = options.nproc;
   config.world_size = options.nproc * options.nnodes;
   config.rank = options.node_rank * options.nproc;
-  IgnoreSignalsOfWrites();
-  LogLevel level = LogLevel::kInfo;
-  ParseLogLevel(config.log_level, level);
-  InitLogging("launch", level);
+  PrepareProcess(config);
   if (const absl::Status said = CheckOptions(config, options); !said.ok()) {
     PrintError(said);
     return kExitUsage;

@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,7 @@
 #include "server/daemon/child.h"
 #include "server/daemon/group_key.h"
 #include "server/daemon/health_port.h"
+#include "server/daemon/job_lock.h"
 #include "server/daemon/keeper_process.h"
 #include "server/daemon/network.h"
 #include "server/daemon/peer_auth.h"
@@ -41,6 +43,7 @@ constexpr std::chrono::milliseconds kFirstBackoff{200};
 constexpr std::chrono::seconds kLastBackoff{10};
 constexpr std::chrono::minutes kPeace{1};
 constexpr std::chrono::seconds kStopPatience{10};
+constexpr std::chrono::seconds kOrphanPatience{5};
 constexpr std::chrono::milliseconds kKeeperPatience{1000};
 // How long a keeper waits for daemons: of a launch that was killed, and where it was asked to stay
 // until programs are replaced on every host.
@@ -85,10 +88,11 @@ Config WithKeeper(Config config, const LaunchOptions& options) {
 
 class Launcher {
  public:
-  Launcher(const Config& config, const LaunchOptions& options, Announcer& announcer)
+  Launcher(const Config& config, const LaunchOptions& options, FileLock lock, Announcer& announcer)
       : config_(WithKeeper(config, options)),
         options_(options),
         announcer_(announcer),
+        lock_(std::move(lock)),
         keeper_(config.keeper.empty() ? config_.keeper : "", kOwnProgram, OwnName(),
                 options_.keep ? kKeptForAnUpgrade : kKeptForANextLaunch) {
     // A new key is enough, because restarted daemons get it from this process as well.
@@ -104,7 +108,9 @@ class Launcher {
                                          static_cast<int64_t>(options_.start_timeout * 1000));
     ::sigemptyset(&signals_);
     for (const int signal : {SIGCHLD, SIGTERM, SIGINT}) ::sigaddset(&signals_, signal);
+    if (HangupCounts()) ::sigaddset(&signals_, SIGHUP);
     ::sigprocmask(SIG_BLOCK, &signals_, nullptr);
+    AdoptOrphans();
   }
 
   int Run() {
@@ -118,9 +124,10 @@ class Launcher {
       ReadReady();
       StartCommandWhenReady();
       CheckStart();
+      CheckRunDirectory();
       if (exit_code_.has_value()) break;
       const int signal = ::sigtimedwait(&signals_, nullptr, &kTick);
-      if (signal == SIGTERM || signal == SIGINT) OnStop(signal);
+      if (signal > 0 && signal != SIGCHLD) OnStop(signal);
       Reap();
       CheckLinger();
     }
@@ -263,6 +270,25 @@ class Launcher {
     exit_code_ = kExitOk;
   }
 
+  // Without its files nobody finds the daemons, and another launch would start beside them.
+  void CheckRunDirectory() {
+    if (lock_.IsThere() || exit_code_.has_value()) return;
+    if (command_ < 0) return Fail(Removed("launch again"));
+    // Trainers that have attached need no daemon. Nobody else may start daemons meanwhile.
+    if (!std::exchange(removed_, true)) {
+      PrintError(Removed("the command goes on, but what it starts again finds no daemon"));
+    }
+    if (absl::StatusOr<FileLock> lock = LockJob(config_, options_); lock.ok()) lock_ = *std::move(lock);
+  }
+
+  absl::Status Removed(std::string_view what_now) const {
+    return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonUnreachable,
+                     fmt::format("keeping the daemons of job {} running: {} was removed or replaced, so "
+                                 "nobody finds them any more; {}, and see what removes files there, or "
+                                 "choose another --run-dir",
+                                 config_.job, PathsOf(config_).directory, what_now));
+  }
+
   void OnStop(int signal) {
     if (command_ < 0) {
       exit_code_ = options_.command.empty() ? kExitOk : 128 + signal;
@@ -283,6 +309,7 @@ class Launcher {
          pid = ::waitpid(-1, &status, WNOHANG)) {
       if (pid == command_) {
         exit_code_ = ExitCodeOf(status);
+        end_orphans_ = stops_ > 0 || WIFSIGNALED(status);
         command_ = -1;
         Log(LogLevel::kInfo, "the command ended: {}", DescribeExit(status));
         continue;
@@ -305,7 +332,8 @@ class Launcher {
       return Fail(MakeError(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid,
                             fmt::format("starting rank {}: it cannot run as it is configured; see "
                                         "its line above",
-                                        slot.rank)));
+                                        slot.rank)),
+                  kExitUsage);
     }
     Retry(slot, "ended with " + DescribeExit(status));
   }
@@ -336,18 +364,20 @@ class Launcher {
                                    "is still tried again"));
   }
 
-  void Fail(const absl::Status& status) {
+  // A service manager need not start again what ends with kExitUsage.
+  void Fail(const absl::Status& status, int exit_code = kExitFailed) {
     PrintError(status);
-    if (!exit_code_.has_value()) exit_code_ = kExitFailed;
+    if (!exit_code_.has_value()) exit_code_ = exit_code;
   }
 
   void StopDaemons() {
     NotifyServiceManager("STOPPING=1");
+    if (command_ > 0) EndChildren({command_}, kStopPatience);
     std::vector<pid_t> left;
-    if (command_ > 0) left.push_back(command_);
     for (const Slot& slot : slots_) {
       if (slot.pid > 0) left.push_back(slot.pid);
     }
+    if (command_ > 0 || end_orphans_) EndCommandsOrphans(left);
     const std::map<pid_t, int> ends = EndChildren(left, kStopPatience);
     for (const Slot& slot : slots_) {
       if (const auto end = ends.find(slot.pid); end != ends.end()) {
@@ -360,6 +390,13 @@ class Launcher {
         if (options_.command.empty() && exit_code_ == kExitOk) exit_code_ = kExitFailed;
       }
     }
+  }
+
+  // A command that ends by itself may leave processes behind. One that was ended leaves those that it
+  // did not get to end, such as workers of a torchrun that was killed.
+  void EndCommandsOrphans(std::vector<pid_t> ours) {
+    ours.insert(ours.end(), keeper_.started().begin(), keeper_.started().end());
+    EndOrphans(ours, kOrphanPatience);
   }
 
   // Called for a daemon that was told to stop.
@@ -375,6 +412,7 @@ class Launcher {
   const Config config_;
   const LaunchOptions& options_;
   Announcer& announcer_;
+  FileLock lock_;  // of the job
   KeeperProcess keeper_;
   Clock::time_point last_use_;
   const std::string own_name_ = OwnName();
@@ -385,6 +423,8 @@ class Launcher {
   std::unique_ptr<HealthServiceImpl> health_service_;  // null: no --health-port
   std::unique_ptr<GrpcServer> health_server_;
   bool announced_ = false;
+  bool removed_ = false;      // the run directory; reported once
+  bool end_orphans_ = false;  // the command did not end by itself
   int stops_ = 0;  // how many signals have asked this process to stop
   pid_t command_ = -1;
   std::optional<int> exit_code_;
@@ -397,8 +437,9 @@ std::string DurationText(double seconds) {
   return minutes ? fmt::format("{:g} min", seconds / 60) : fmt::format("{:g} s", seconds);
 }
 
-int SuperviseDaemons(const Config& config, const LaunchOptions& options, Announcer& announcer) {
-  return Launcher(config, options, announcer).Run();
+int SuperviseDaemons(const Config& config, const LaunchOptions& options, FileLock lock,
+                     Announcer& announcer) {
+  return Launcher(config, options, std::move(lock), announcer).Run();
 }
 
 }  // namespace ckptd

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "common/base/file_lock.h"
 #include "server/daemon/commands.h"
 #include "server/daemon/config.h"
 #include "server/daemon/detach.h"
@@ -12,8 +13,9 @@
 namespace ckptd {
 
 // Returns the exit code of `ckptd launch` when a signal, the command, or --linger has ended it.
-// `config`: of rank 0 of this node. `announcer` hears when all daemons are ready.
-int SuperviseDaemons(const Config& config, const LaunchOptions& options, Announcer& announcer);
+// `config`: of rank 0 of this node. `lock`: the job's; it ends where somebody removes that file. `announcer` hears when all daemons are ready.
+int SuperviseDaemons(const Config& config, const LaunchOptions& options, FileLock lock,
+                     Announcer& announcer);
 
 // "15 min", "90 s".
 std::string DurationText(double seconds);

@@ -1,6 +1,7 @@
 #include "server/daemon/memory_tier.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -48,8 +49,15 @@ absl::StatusOr<std::optional<unsigned>> NumaNodeFor(const Config& config) {
   return std::nullopt;
 }
 
-// Each host has its own file, even if hosts share the folder.
+// One file for all jobs of this user on this host, whatever their run directories.
 std::string ClaimsPath(const Config& config) {
+  const std::string shared = fmt::format("/dev/shm/ckptd-memory-{}", ::geteuid());
+  if (MakeRunDirectory(shared, std::nullopt).ok()) return shared + "/claims";
+  Log(LogLevel::kInfo,
+      "memory: {} is not to be had as a folder of this user alone: daemons of other jobs do not see "
+      "what this one is allocating",
+      shared);
+  // Each host has its own file, even if hosts share the folder.
   return fmt::format("{}/memory-{}.claims", PathsOf(config).directory, BootId());
 }
 
@@ -335,6 +343,19 @@ absl::StatusOr<MemoryTier> MakeMemoryTier(const Config& config, KeptBytes kept) 
   }
 #endif
   return MakeHostTier(config, std::move(choice.reason), kept.host);
+}
+
+absl::Status HasRoomForTables(uint64_t bytes) {
+  constexpr uint64_t kReserve = uint64_t{32} << 20;
+  CKPTD_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
+  if (available >= kReserve && available - kReserve >= bytes) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kResourceExhausted, reason::kNoMemory,
+                   fmt::format("making tables of its tensors may take {} bytes of memory, and this "
+                               "machine or its container has {} left; free some (ckptctl trim, "
+                               "ckptctl unload) or raise the limit",
+                               bytes, available),
+                   {{"asked_bytes", std::to_string(bytes)},
+                    {"free_bytes", std::to_string(available)}});
 }
 
 absl::StatusOr<Pairs> DescribeMachine(const Config& config) {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/base/posix.h"
 #include "server/comm/group_comm.h"
@@ -46,6 +47,10 @@ struct MemoryTier {
 // CONFIG_INVALID.
 // An earlier process of this rank has left `kept`, for which the budget has room.
 absl::StatusOr<MemoryTier> MakeMemoryTier(const Config& config, KeptBytes kept = {});
+
+// OK if this machine and its control groups have `bytes` for tables of tensors, and some more for
+// everything else. Errors: ResourceExhausted NO_MEMORY.
+absl::Status HasRoomForTables(uint64_t bytes);
 
 // What MakeMemoryTier would find on this machine, as keys and values for people: the tier and its
 // reason, each GPU, which one is config.device's, and NCCL, if there is one. Allocates nothing

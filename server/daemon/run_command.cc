@@ -8,7 +8,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <cstring>
+#include <optional>
+#include <string>
 #include <thread>
 
 #include <fmt/format.h>
@@ -19,6 +23,8 @@
 #include "server/daemon/child.h"
 #include "server/daemon/commands.h"
 #include "server/daemon/daemon.h"
+#include "server/daemon/process_limits.h"
+#include "server/daemon/repeated_lines.h"
 #ifdef CKPTD_WITH_NCCL
 #include "server/comm/nccl/environment.h"
 #endif
@@ -31,19 +37,20 @@ sigset_t StopSignals() {
   ::sigemptyset(&set);
   ::sigaddset(&set, SIGTERM);
   ::sigaddset(&set, SIGINT);
-  // Handles a closed terminal, or the end of a supervisor that had stopped us. Not under nohup,
-  // which ignores the signal.
-  struct sigaction hangup = {};
-  const bool ignored =
-      ::sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler == SIG_IGN;
-  if (!ignored) ::sigaddset(&set, SIGHUP);
+  // Handles a closed terminal, or the end of a supervisor that had stopped us.
+  if (HangupCounts()) ::sigaddset(&set, SIGHUP);
   return set;
 }
 
-// gRPC would write to stderr itself, and block if nobody reads it.
+// gRPC would write to stderr itself, and block if nobody reads it. It says some things with each
+// call, such as that it gets no thread.
 void LogFromGrpc(gpr_log_func_args* line) {
+  static RepeatedLines repeated;
+  const std::optional<uint64_t> left_out = repeated.Admit(line->message, std::chrono::steady_clock::now());
+  if (!left_out.has_value()) return;
   const bool error = line->severity == GPR_LOG_SEVERITY_ERROR;
-  Log(error ? LogLevel::kError : LogLevel::kDebug, "gRPC: {}", line->message);
+  const std::string more = *left_out > 0 ? fmt::format(" ({} times more before)", *left_out) : "";
+  Log(error ? LogLevel::kError : LogLevel::kDebug, "gRPC: {}{}", line->message, more);
 }
 
 // NCCL's variables are made for the trainer. Called before the first thread, and before NCCL is
@@ -96,6 +103,23 @@ absl::Status CheckReadyFd(int fd) {
                                fd));
 }
 
+// What a process has once. Called before the first thread.
+void PrepareProcess(const Config& config) {
+  LogLevel level = LogLevel::kInfo;
+  ParseLogLevel(config.log_level, level);
+  InitLogging(fmt::format("rank {}", config.rank), level);
+  // Other processes of this user must not read shard memory through /proc.
+  ::prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+  IgnoreSignalsOfWrites();
+  ::signal(SIGIO, SIG_IGN);  // the ownership check takes leases on memfds
+  RaiseFileLimit();
+  SayWhenMemoryEnds();
+  CleanEnvironment();
+  // Tables of many tensors are large for a moment. By default glibc raises this limit to the
+  // largest freed block, and would keep such memory.
+  ::mallopt(M_MMAP_THRESHOLD, 128 << 10);
+}
+
 }  // namespace
 
 void PrintError(const absl::Status& status) {
@@ -109,18 +133,11 @@ int RunCommand(const Config& config) {
     PrintError(status);
     return kExitUsage;
   }
-  LogLevel level = LogLevel::kInfo;
-  ParseLogLevel(config.log_level, level);
-  InitLogging(fmt::format("rank {}", config.rank), level);
-  // Other processes of this user must not read shard memory through /proc.
-  ::prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-  IgnoreSignalsOfWrites();
-  ::signal(SIGIO, SIG_IGN);  // the ownership check takes leases on memfds
-  RaiseFileLimit();
-  CleanEnvironment();
-  // Tables of many tensors are large for a moment. By default glibc raises this limit to the
-  // largest freed block, and would keep such memory.
-  ::mallopt(M_MMAP_THRESHOLD, 128 << 10);
+  PrepareProcess(config);
+  if (const absl::Status limits = CheckProcessLimits(); !limits.ok()) {
+    PrintError(limits);
+    return kExitUsage;
+  }
   // Blocked before the first thread starts, so that only this thread gets them.
   const sigset_t signals = StopSignals();
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);

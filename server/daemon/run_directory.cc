@@ -13,6 +13,7 @@
 #include "common/base/posix.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/base/trusted_path.h"
 
 namespace ckptd {
 
@@ -57,21 +58,48 @@ absl::Status GiveTo(const std::string& directory, gid_t group) {
                                directory, group, std::strerror(errno)));
 }
 
-}  // namespace
+// Another user could put a folder and sockets of their own in the place of this daemon's.
+absl::Status CheckOwners(const std::string& folder, const std::string& run_directory) {
+  const auto why = WhyPathIsUnsafe(folder, {::geteuid()});
+  if (!why.has_value()) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
+                   fmt::format("using the run directory {}: {}, so others could put theirs in its place; "
+                               "choose one in folders of this user or root's with --run-dir "
+                               "(CKPTD_RUN_DIR)",
+                               run_directory, *why));
+}
 
-absl::Status MakeRunDirectory(const std::string& directory, std::optional<gid_t> group) {
-  std::error_code error;
-  std::filesystem::create_directories(std::filesystem::path(directory).parent_path(), error);
-  if (!error && ::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
-    error = std::error_code(errno, std::generic_category());
-  }
-  if (error) {
-    const absl::Status status = ErrnoStatus(error.value(), "making the run directory " + directory);
+// The mode of a folder that was just made does not depend on the umask, but it may be narrower.
+bool MakeFolder(const std::string& folder, mode_t mode) {
+  if (::mkdir(folder.c_str(), mode) != 0) return errno == EEXIST;
+  struct stat made = {};
+  return ::lstat(folder.c_str(), &made) == 0 && ::chmod(folder.c_str(), (made.st_mode & mode) | 0700) == 0;
+}
+
+// The folders that `directory` is in, as far as they are not there, and the folder itself. The
+// error is the system's, or tells who could change them.
+absl::Status MakeFolders(const std::filesystem::path& directory) {
+  std::filesystem::path made;
+  for (const auto& name : directory) {
+    const std::filesystem::path parent = made;
+    made /= name;
+    struct stat found = {};
+    if (name.empty() || ::stat(made.c_str(), &found) == 0) continue;
+    CKPTD_RETURN_IF_ERROR(CheckOwners(parent.empty() ? "." : parent.string(), directory.string()));
+    if (MakeFolder(made.string(), made == directory ? 0700 : 0755)) continue;
+    const absl::Status status = ErrnoStatus(errno, "making the run directory " + directory.string());
     // a full disk may have room later
     const bool passes = status.code() == absl::StatusCode::kResourceExhausted;
     return MakeError(status.code(), passes ? ReasonOf(status) : reason::kConfigInvalid,
                      MessageOf(status) + "; choose another one with --run-dir (CKPTD_RUN_DIR)");
   }
+  return CheckOwners(directory.parent_path().string(), directory.string());
+}
+
+}  // namespace
+
+absl::Status MakeRunDirectory(const std::string& directory, std::optional<gid_t> group) {
+  CKPTD_RETURN_IF_ERROR(MakeFolders(directory));
   struct stat info = {};
   if (::lstat(directory.c_str(), &info) != 0) {
     return ErrnoStatus(errno, "looking at the run directory " + directory);

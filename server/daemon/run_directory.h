@@ -26,9 +26,10 @@ struct SocketPaths {
 SocketPaths PathsOf(const Config& config);
 // Where the keeper of a node's launcher listens. Several nodes may be simulated in one folder.
 std::string KeeperSocketOf(const Config& config, uint32_t node_rank);
-// Makes run_dir/job with mode 0700, or 0750 for a group. Errors: CONFIG_INVALID: FailedPrecondition
-// if it belongs to another user, others may enter it, or this process is no member of the group,
-// otherwise with the system's code; ResourceExhausted NO_MEMORY on a full disk.
+// Makes run_dir/job with mode 0700, or 0750 for a group, and the folders it is in with 0755 or less,
+// whatever the umask. Errors: CONFIG_INVALID: FailedPrecondition if it belongs to another user, others
+// may enter it or could put another one in its place (common/base/trusted_path.h), or this process is
+// no member of the group, otherwise with the system's code; ResourceExhausted NO_MEMORY on a full disk.
 absl::Status MakeRunDirectory(const std::string& directory,
                               std::optional<gid_t> group = std::nullopt);
 

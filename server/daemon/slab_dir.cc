@@ -1,5 +1,6 @@
 #include "server/daemon/slab_dir.h"
 
+#include <fcntl.h>
 #include <linux/magic.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -14,6 +15,7 @@
 #include "common/base/reasons.h"
 #include "common/base/slab_mapping.h"
 #include "common/base/status.h"
+#include "common/base/trusted_path.h"
 #include "server/daemon/sizes.h"
 
 namespace ckptd {
@@ -25,6 +27,7 @@ absl::Status Refused(const Config& config, const std::string& why) {
 }
 
 constexpr char kMount[] = "mount memory there (an emptyDir with medium: Memory, or a tmpfs)";
+constexpr char kWritable[] = "; let this daemon's user write there";
 constexpr char kEnlarge[] = "make it larger (sizeLimit of the emptyDir, size= of the tmpfs)";
 
 }  // namespace
@@ -43,13 +46,21 @@ absl::StatusOr<std::string> MakeSlabFolder(const Config& config) {
   const std::string folder = fmt::format("{}/{}.rank-{}", config.slab_dir, config.job, config.rank);
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
     return Refused(config, MessageOf(ErrnoStatus(errno, "making " + folder)) +
-                               "; let this daemon's user write there");
+                               kWritable);
+  }
+  if (const auto why = WhyPathIsUnsafe(config.slab_dir, {::geteuid()})) {
+    return Refused(config, *why + ", so another user could put files in the place of shards; choose a "
+                                  "folder of this user or root's");
   }
   struct stat info = {};
   if (::lstat(folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() ||
       (info.st_mode & 077) != 0) {
     return Refused(config, folder + " must be a folder of this user that nobody else can enter (mode "
                                     "0700); remove it, or choose another --job");
+  }
+  // Also where it is mounted read-only, which keeps root from writing, too.
+  if (::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
+    return Refused(config, MessageOf(ErrnoStatus(errno, "writing to " + folder)) + kWritable);
   }
   return folder;
 }

@@ -40,7 +40,7 @@ absl::Status Stop(const Config& config, const LaunchOptions& options) {
   pid_t told = 0;
   for (;;) {
     // Held until the keeper has ended, so that no new launcher takes it over.
-    const absl::StatusOr<FileLock> free = LockJob(config, options);
+    const absl::StatusOr<FileLock> free = LockJobToEnd(config, options);
     if (free.ok()) EndKeeperOf(config, options);
     if (!IsHeld(free.status())) return free.status();
     const JobHolder holder = HolderOfJob(config, options);

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <utility>
 
@@ -68,7 +69,13 @@ absl::StatusOr<Greeted> Greet(const std::string& path, const std::string& owner,
 }  // namespace
 
 absl::StatusOr<UniqueFd> ConnectToKeeper(const std::string& path, Deadline deadline) {
-  return ConnectUnix(path, deadline, SOCK_SEQPACKET);
+  CKPTD_ASSIGN_OR_RETURN(UniqueFd socket, ConnectUnix(path, deadline, SOCK_SEQPACKET));
+  CKPTD_ASSIGN_OR_RETURN(const PeerCredentials who, CredentialsOf(socket.get()));
+  if (who.uid == 0 || who.uid == ::geteuid()) return socket;
+  return MakeError(absl::StatusCode::kPermissionDenied, reason::kConfigInvalid,
+                   fmt::format("connecting to the keeper at {}: user {} listens there, neither this "
+                               "user nor root; choose another --keeper",
+                               path, who.uid));
 }
 
 void EndKeeper(int connection, Deadline deadline) {
@@ -92,8 +99,10 @@ std::unique_ptr<KeeperClient> KeeperClient::Start(std::string path, std::string 
     client->socket_ = std::move(greeted->socket);
     client->entries_ = std::move(greeted->entries);
   } else {
-    Log(LogLevel::kWarn, "no keeper answers at {}, so nothing is taken over: {}", client->path_,
-        MessageOf(greeted.status()));
+    Log(LogLevel::kWarn,
+        "no keeper answers at {}, so nothing is taken over: {}; one that comes later gets all that is "
+        "held here",
+        client->path_, MessageOf(greeted.status()));
   }
   client->watcher_ = std::thread([raw = client.get()] { raw->Watch(); });
   return client;

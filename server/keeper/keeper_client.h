@@ -19,7 +19,8 @@
 namespace ckptd {
 
 // Connects as a packet socket. Asks no hello: for a supervisor, whose connection tells by its end
-// that the keeper has ended. Errors: ConnectUnix's.
+// that the keeper has ended. Errors: ConnectUnix's; PermissionDenied CONFIG_INVALID if another user
+// listens there, who would get the memory of shards.
 absl::StatusOr<UniqueFd> ConnectToKeeper(const std::string& path, Deadline deadline);
 // Ends the keeper. Best effort.
 void EndKeeper(int connection, Deadline deadline);

@@ -86,13 +86,22 @@ absl::StatusOr<UniqueFd> Lock(const std::string& folder) {
                                folder));
 }
 
-// Sealed memory has lost its write permission, which says nothing to root.
+UniqueFd OpenFile(const std::string& path, int flags) {
+  return UniqueFd(::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW));
+}
+
+// Sealed memory has lost its write permission, which says nothing to root. A client of our user may
+// have taken the read permission as well.
 absl::StatusOr<UniqueFd> OpenMemory(const std::string& path) {
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  UniqueFd fd = OpenFile(path, O_RDONLY);
+  if (!fd.valid() && errno == EACCES &&
+      ::fchmodat(AT_FDCWD, path.c_str(), S_IRUSR, AT_SYMLINK_NOFOLLOW) == 0) {
+    fd = OpenFile(path, O_RDONLY);
+  }
   struct stat info = {};
   if (!fd.valid() || ::fstat(fd.get(), &info) != 0) return Failed("opening", path);
   if ((info.st_mode & S_IWUSR) == 0) return fd;
-  UniqueFd writable(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  UniqueFd writable = OpenFile(path, O_RDWR);
   if (!writable.valid()) return Failed("opening", path);
   return writable;
 }

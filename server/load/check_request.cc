@@ -54,15 +54,6 @@ LayoutRanks RanksOf(const RankLayout& layout) {
                       layout.world_size)};
 }
 
-absl::Status CheckRankOf(const RankLayout& layout, uint32_t rank, const std::string& source) {
-  if (layout.rank == rank) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongRank,
-                   fmt::format("loading {}: the request states the tensors of rank {}, this "
-                               "daemon serves rank {}; connect to that rank's daemon: if the "
-                               "address comes from CKPTD_ADDRESS, write {{rank}} in it",
-                               source, layout.rank, rank));
-}
-
 absl::Status CheckLayout(const LoadRequest& request, uint32_t rank, uint32_t world_size) {
   LayoutRanks wanted;
   if (const auto* rules = std::get_if<std::string>(&request.layout)) {
@@ -71,7 +62,7 @@ absl::Status CheckLayout(const LoadRequest& request, uint32_t rank, uint32_t wor
     const RankLayout& layout = *std::get<std::shared_ptr<const RankLayout>>(request.layout);
     CKPTD_RETURN_IF_ERROR(CheckMeshes(layout, request.source));
     wanted = RanksOf(layout);
-    if (wanted.ranks == world_size) return CheckRankOf(layout, rank, request.source);
+    if (wanted.ranks == world_size) return CheckRankOf("loading", layout, rank, request.source);
   }
   if (wanted.ranks == world_size) return absl::OkStatus();
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongWorldSize,
@@ -81,6 +72,16 @@ absl::Status CheckLayout(const LoadRequest& request, uint32_t rank, uint32_t wor
 }
 
 }  // namespace
+
+absl::Status CheckRankOf(std::string_view doing, const RankLayout& layout, uint32_t rank,
+                         const std::string& source) {
+  if (layout.rank == rank) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kWrongRank,
+                   fmt::format("{} {}: the request states the tensors of rank {}, this daemon serves "
+                               "rank {}; connect to that rank's daemon: if the address comes from "
+                               "CKPTD_ADDRESS, write {{rank}} in it",
+                               doing, source, layout.rank, rank));
+}
 
 absl::Status CheckRequestId(std::string_view doing, const std::string& what,
                             const std::string& request_id) {

@@ -14,6 +14,10 @@ namespace ckptd {
 // `doing`: "loading", or what else is asked. Errors: INVALID_REQUEST.
 absl::Status CheckSource(std::string_view doing, const std::string& source);
 
+// Whether a layout in rank form is that of the daemon's own rank. Errors: WRONG_RANK.
+absl::Status CheckRankOf(std::string_view doing, const RankLayout& layout, uint32_t rank,
+                         const std::string& source);
+
 // The id by which a client is known that has asked for a load; it may be empty.
 absl::Status CheckRequestId(std::string_view doing, const std::string& what,
                             const std::string& request_id);

@@ -1,5 +1,7 @@
 #include "server/load/worker.h"
 
+#include "common/base/heap.h"
+
 namespace ckptd {
 
 Worker::Worker() : thread_([this] { Loop(); }) {}
@@ -34,6 +36,8 @@ void Worker::Loop() {
       tasks_.pop_front();
     }
     task();
+    task = nullptr;  // with what it held, such as tables of tensors
+    ReturnFreeHeap();
   }
 }
 

@@ -10,6 +10,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/source/open.h"
+#include "server/load/check_request.h"
 #include "server/load/rank_load.h"
 
 namespace ckptd {
@@ -50,6 +51,7 @@ absl::StatusOr<GroupPlan> PlanDry(const LoadRequest& request, uint32_t own, Dead
     std::iota(ranks.begin(), ranks.end(), 0u);
   } else {
     layouts.push_back(std::get<std::shared_ptr<const RankLayout>>(request.layout));
+    CKPTD_RETURN_IF_ERROR(CheckRankOf("planning", *layouts.back(), own, request.source));
   }
   CKPTD_ASSIGN_OR_RETURN(const std::vector<Cohort> cohorts,
                          CohortsOf(request, *index, ranks, layouts));

@@ -18,8 +18,8 @@ namespace ckptd {
 // Different copies of all ranks together. Time and memory grow with them.
 inline constexpr size_t kMaxDryRunCopies = 4'000'000;
 
-// Rule form: plans all ranks. Rank form: only rank `own`. Opens the source. Errors: those of
-// OpenCheckpoint, LayoutRules and GroupPlan; DeadlineExceeded DEADLINE; InvalidArgument
+// Rule form: plans all ranks. Rank form: only rank `own`. Opens the source. Errors: WRONG_RANK
+// for a layout of another rank; those of OpenCheckpoint, LayoutRules and GroupPlan; DeadlineExceeded DEADLINE; InvalidArgument
 // INVALID_REQUEST if the plan has more than `max_copies` copies.
 absl::StatusOr<GroupPlan> PlanDry(const LoadRequest& request, uint32_t own, Deadline deadline,
                                   size_t max_copies = kMaxDryRunCopies,

@@ -390,6 +390,7 @@ absl::StatusOr<Node::Unloaded> Node::Unload(const std::string& name, bool force,
   }
   CKPTD_ASSIGN_OR_RETURN(const uint64_t freed, catalog_.Unload(name, force, idle));
   host_tier_.Drop(info.ok() && !info->served_from.empty() ? info->served_from : name);
+  load_worker_.Post([] {});  // gives the heap of its tables back
   return Unloaded{freed, false};
 }
 

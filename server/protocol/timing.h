@@ -87,8 +87,8 @@ inline constexpr microseconds kHeartbeatShare{250};
 // it.
 inline constexpr seconds kKeptForClient{10};
 inline constexpr seconds kTokenLifetime{30};  // from AcquireShard to the fd socket
-inline constexpr seconds kTokenPatience{5};   // a connection to the fd socket shows its token
-// Answers fit any socket buffer: a client that does not read for so long loses its lease.
+inline constexpr seconds kTokenPatience{5};   // the fd socket waits for a token, or for what is received
+// The kernel says that too many descriptors of this user are on their way: after that, an error.
 inline constexpr milliseconds kFdSend{500};
 static_assert(kTokenLifetime > kTokenPatience && kTokenPatience > kFdSend);
 

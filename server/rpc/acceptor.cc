@@ -12,7 +12,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -30,6 +32,11 @@ constexpr int kBacklog = 4096;  // so that many ranks may connect at once; the k
 constexpr int kRound = 64;      // connections between two checks whether to stop
 // If the process is out of descriptors, poll would report the backlog again at once.
 constexpr milliseconds kPause{100};
+constexpr milliseconds kOfferAgain{20};
+constexpr milliseconds kTendAgain{100};
+// How long a caller may say nothing.
+constexpr std::chrono::seconds kSilence{30};
+constexpr milliseconds kLookAtSilent{1000};
 constexpr std::chrono::seconds kBetweenWarnings{10};
 
 absl::Status CannotBind(const std::string& address, const std::string& why) {
@@ -107,43 +114,55 @@ absl::StatusOr<TcpListener> ListenTcp(const std::string& address) {
                                                  : std::string(std::strerror(error)) + "; ");
 }
 
-absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Start(int listener, std::string address,
-                                                          double may_open, Take take) {
+absl::StatusOr<std::unique_ptr<Acceptor>> Acceptor::Start(int listener, Options options) {
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return ErrnoStatus(errno, "creating an eventfd");
   std::unique_ptr<Acceptor> acceptor(
-      new Acceptor(listener, std::move(address), may_open, std::move(take), std::move(wake)));
+      new Acceptor(listener, std::move(options), std::move(wake)));
   CKPTD_ASSIGN_OR_RETURN(acceptor->thread_,
                          StartThread("taking connections", [raw = acceptor.get()] { raw->Loop(); }));
   return acceptor;
 }
 
-Acceptor::Acceptor(int listener, std::string address, double may_open, Take take, UniqueFd wake)
-    : listener_(listener),
-      address_(std::move(address)),
-      may_open_(may_open),
-      take_(std::move(take)),
-      wake_(std::move(wake)) {}
+Acceptor::Acceptor(int listener, Options options, UniqueFd wake)
+    : listener_(listener), options_(std::move(options)), wake_(std::move(wake)) {}
 
 Acceptor::~Acceptor() {
   if (!thread_.joinable()) return;
   const uint64_t one = 1;
   if (::write(wake_.get(), &one, sizeof(one)) < 0) {
-    Log(LogLevel::kWarn, "closing {}: {}", address_, std::strerror(errno));
+    Log(LogLevel::kWarn, "closing {}: {}", options_.address, std::strerror(errno));
   }
   thread_.join();
 }
 
 void Acceptor::Loop() {
   milliseconds pause{0};
-  for (;;) {
-    pollfd polled[] = {{wake_.get(), POLLIN, 0}, {listener_, POLLIN, 0}};
-    const bool paused = pause.count() > 0;
-    ::poll(polled, paused ? 1 : 2, paused ? static_cast<int>(pause.count()) : -1);
-    if (polled[0].revents != 0) return;
-    pause = milliseconds(0);
-    if (paused || polled[1].revents != 0) pause = AcceptSome();
+  bool tended = false;
+  while (Wait(pause, tended)) {
+    pause = AcceptSome();
+    // A caller that has spoken meanwhile is not taken for a silent one.
+    waiting_.remove_if([this](Waiting& one) { return Offer(one); });
+    CloseSurplus();
+    tended = options_.tend();
   }
+}
+
+bool Acceptor::Wait(milliseconds pause, bool tended) {
+  std::vector<pollfd> polled = {{wake_.get(), POLLIN, 0},
+                                {pause.count() > 0 ? -1 : listener_, POLLIN, 0}};
+  milliseconds longest = waiting_.empty() ? milliseconds(-1) : kLookAtSilent;
+  const auto at_most = [&longest](milliseconds time) {
+    if (longest.count() < 0 || time < longest) longest = time;
+  };
+  for (const Waiting& one : waiting_) {
+    if (!one.spoke) polled.push_back({one.connection.get(), POLLIN, 0});
+    if (one.spoke) at_most(kOfferAgain);
+  }
+  if (tended) at_most(kTendAgain);
+  if (pause.count() > 0) at_most(pause);
+  ::poll(polled.data(), polled.size(), static_cast<int>(longest.count()));
+  return polled[0].revents == 0;
 }
 
 milliseconds Acceptor::AcceptSome() {
@@ -155,16 +174,49 @@ milliseconds Acceptor::AcceptSome() {
       Warn(fmt::format("no connection can be taken: {}", std::strerror(errno)));
       return kPause;
     }
-    if (MayKeep(connection)) take_(std::move(connection));
+    if (MayKeep(connection)) {
+      waiting_.push_back({std::move(connection), std::chrono::steady_clock::now()});
+    }
   }
   return milliseconds(0);
+}
+
+bool Acceptor::Offer(Waiting& waiting) {
+  if (!waiting.spoke) {
+    char byte = 0;
+    const ssize_t n = ::recv(waiting.connection.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+    if (n <= 0) return true;
+    waiting.spoke = true;
+  }
+  switch (options_.take(waiting.connection)) {
+    case Taken::kYes: break;
+    case Taken::kLater: return false;
+    case Taken::kNo: Warn("a connection is closed, because its callers have too many"); break;
+  }
+  return true;
+}
+
+void Acceptor::CloseSurplus() {
+  const auto now = std::chrono::steady_clock::now();
+  while (!waiting_.empty() && now - waiting_.front().since > kSilence) waiting_.pop_front();
+  if (waiting_.size() <= options_.most_waiting) return;
+  Warn(fmt::format("connections whose callers say nothing are closed, because {} wait",
+                   waiting_.size()));
+  // One pass, the oldest first; those that have spoken go last.
+  for (const bool spoke : {false, true}) {
+    for (auto at = waiting_.begin();
+         at != waiting_.end() && waiting_.size() > options_.most_waiting;) {
+      at = at->spoke == spoke ? waiting_.erase(at) : std::next(at);
+    }
+  }
 }
 
 // A new descriptor has the lowest free number, so its number tells how many are open.
 bool Acceptor::MayKeep(const UniqueFd& connection) {
   rlimit limit = {};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return true;
-  const double most = static_cast<double>(limit.rlim_cur) * may_open_;
+  const double most = static_cast<double>(limit.rlim_cur) * options_.may_open;
   if (static_cast<double>(connection.get()) < most) return true;
   Warn(fmt::format("connections are closed, because {} of {} "
                    "descriptors are open", connection.get(),
@@ -177,7 +229,7 @@ void Acceptor::Warn(const std::string& why) {
   if (now < quiet_until_) return;
   quiet_until_ = now + kBetweenWarnings;
   Log(LogLevel::kWarn, "{}: {}; raise the limit of open files (ulimit -n) if that many are needed",
-      address_, why);
+      options_.address, why);
 }
 
 }  // namespace ckptd

@@ -5,7 +5,9 @@
 #define CKPTD_SERVER_RPC_ACCEPTOR_H_
 
 #include <chrono>
+#include <cstddef>
 #include <functional>
+#include <list>
 #include <memory>
 #include <string>
 #include <thread>
@@ -25,36 +27,60 @@ struct TcpListener {
 // bound.
 absl::StatusOr<TcpListener> ListenTcp(const std::string& address);
 
-// Accepts connections on a thread of its own. If a share of this process's descriptors is open,
-// further ones are closed at once, so that the daemon can go on working. GrpcServer owns it.
+// Accepts connections on a thread of its own. A connection is given on once its caller has said
+// something, as every caller of gRPC does at once. Those that stay silent cost a descriptor each,
+// few at a time. If a share of this process's descriptors is open, further connections are closed
+// at once, so that the daemon can go on working. GrpcServer owns it.
 class Acceptor {
  public:
-  // Gets each connection and owns it: non-blocking, close-on-exec.
-  using Take = std::function<void(UniqueFd connection)>;
+  enum class Taken {
+    kYes,
+    kLater,  // it is offered again soon
+    kNo,     // it is closed
+  };
+  struct Options {
+    std::string address;  // for people
+    // Share of the descriptors of this process that may be open, from 0 to 1.
+    double may_open = 0.75;
+    // Connections that may wait here; beyond that the oldest silent one is closed.
+    size_t most_waiting = 64;
+    // Gets each connection and owns it: non-blocking, close-on-exec.
+    std::function<Taken(UniqueFd& connection)> take;
+    // Called now and then. True: it is to be called again soon.
+    std::function<bool()> tend = [] { return false; };
+  };
 
-  // `listener` must be non-blocking and outlive the acceptor; the caller owns it. `address` is
-  // for people. `may_open`: that share of the descriptors, from 0 to 1. Errors: ResourceExhausted
-  // without a thread or a descriptor.
-  static absl::StatusOr<std::unique_ptr<Acceptor>> Start(int listener, std::string address,
-                                                         double may_open, Take take);
+  // `listener` must be non-blocking and outlive the acceptor; the caller owns it. Errors:
+  // ResourceExhausted without a thread or a descriptor.
+  static absl::StatusOr<std::unique_ptr<Acceptor>> Start(int listener, Options options);
   // No connection is accepted afterwards.
   ~Acceptor();
   Acceptor(const Acceptor&) = delete;
   Acceptor& operator=(const Acceptor&) = delete;
 
  private:
-  Acceptor(int listener, std::string address, double may_open, Take take, UniqueFd wake);
+  struct Waiting {
+    UniqueFd connection;
+    std::chrono::steady_clock::time_point since;
+    bool spoke = false;  // there was no room for it yet
+  };
+
+  Acceptor(int listener, Options options, UniqueFd wake);
   void Loop();
+  // Waits for events; if `pause` is not zero, so long, and not for new connections. False: stop.
+  bool Wait(std::chrono::milliseconds pause, bool tended);
   // Accepts some connections. Returns how long to ignore the listener then.
   std::chrono::milliseconds AcceptSome();
   bool MayKeep(const UniqueFd& connection);
+  // Whether it waits no longer: it was given on, or has ended.
+  bool Offer(Waiting& waiting);
+  void CloseSurplus();
   void Warn(const std::string& why);
 
   const int listener_;
-  const std::string address_;
-  const double may_open_;
-  const Take take_;
+  const Options options_;
   const UniqueFd wake_;                                // eventfd: stop
+  std::list<Waiting> waiting_;                         // the oldest first
   std::chrono::steady_clock::time_point quiet_until_;  // no warning before this time
   std::thread thread_;
 };

@@ -51,10 +51,7 @@ absl::Status CheckpointServiceImpl::Inspect(const v1::InspectCheckpointRequest& 
   const std::string source = SourceOfText(request.source());
   std::shared_ptr<const CheckpointIndex> index;
   std::vector<std::string> remarks;
-  if (!request.page_token().empty()) {
-    MutexLock lock(inspected_mutex_);
-    if (inspected_ != nullptr && inspected_->source == source) index = inspected_;
-  }
+  if (!request.page_token().empty()) index = inspected_.Get(source);
   if (index == nullptr) {
     CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, node_.Inspect(source, asker));
     index = std::make_shared<const CheckpointIndex>(std::move(opened.index));
@@ -66,13 +63,12 @@ absl::Status CheckpointServiceImpl::Inspect(const v1::InspectCheckpointRequest& 
   if (request.page_token().empty()) {
     for (const std::string& remark : remarks) response->add_remarks(SendableText(remark));
   }
-  const bool last = response->next_page_token().empty();
-  MutexLock lock(inspected_mutex_);
-  if (!last) {
-    inspected_ = std::move(index);
-  } else if (inspected_ != nullptr && inspected_->source == source) {
-    inspected_ = nullptr;
+  if (!response->next_page_token().empty()) {
+    inspected_.Put(std::move(index));
+    return absl::OkStatus();
   }
+  index = nullptr;
+  inspected_.Drop(source);
   return absl::OkStatus();
 }
 

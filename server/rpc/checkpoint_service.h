@@ -11,10 +11,9 @@
 #include <utility>
 
 #include "ckptd/v1/checkpoint_service.grpc.pb.h"
-#include "common/base/mutex.h"
-#include "common/source/index.h"
 #include "server/node/node.h"
 #include "server/protocol/access_policy.h"
+#include "server/rpc/inspected_index.h"
 
 namespace ckptd {
 
@@ -84,9 +83,7 @@ class CheckpointServiceImpl final
   const std::optional<Caller> guest_;
   std::atomic<int> watchers_ = 0;
   std::atomic<int> awaiting_end_ = 0;
-  Mutex inspected_mutex_;
-  // Index of an inspection whose last page was not yet requested.
-  std::shared_ptr<const CheckpointIndex> inspected_ ABSL_GUARDED_BY(inspected_mutex_);
+  InspectedIndex inspected_;
 };
 
 }  // namespace ckptd

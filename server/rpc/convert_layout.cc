@@ -1,5 +1,9 @@
 // Converts layouts of requests. Their content is not trusted.
+#include <google/protobuf/message.h>
+#include <google/protobuf/unknown_field_set.h>
+
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -19,6 +23,33 @@ constexpr size_t kMaxNameBytes = 64 * 1024;
 absl::Status Invalid(const std::string& why) {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kLayoutInvalid,
                    "reading the layout of a request: " + why);
+}
+
+// A later client's wish that is not understood must not be left out: the rank would get other bytes
+// than it has asked for. `what` is for people.
+absl::Status RefuseUnknown(const google::protobuf::Message& message, std::string_view what) {
+  const auto& unknown = message.GetReflection()->GetUnknownFields(message);
+  if (unknown.empty()) return absl::OkStatus();
+  return Invalid(fmt::format("{} has a field {} that this daemon does not know; update the daemon, or "
+                             "use the client of its version",
+                             what, unknown.field(0).number()));
+}
+
+template <typename Messages>
+absl::Status RefuseUnknownInEach(const Messages& messages, std::string_view what) {
+  for (const auto& message : messages) CKPTD_RETURN_IF_ERROR(RefuseUnknown(message, what));
+  return absl::OkStatus();
+}
+
+absl::Status RefuseUnknownIn(const v1::RankLayout& in) {
+  CKPTD_RETURN_IF_ERROR(RefuseUnknown(in, "it"));
+  CKPTD_RETURN_IF_ERROR(RefuseUnknownInEach(in.meshes(), "a mesh"));
+  CKPTD_RETURN_IF_ERROR(RefuseUnknownInEach(in.shardings(), "a sharding"));
+  for (const v1::Sharding& sharding : in.shardings()) {
+    CKPTD_RETURN_IF_ERROR(RefuseUnknownInEach(sharding.placements(), "a placement"));
+    CKPTD_RETURN_IF_ERROR(RefuseUnknownInEach(sharding.boxes(), "a box"));
+  }
+  return RefuseUnknownInEach(in.flat_parameters(), "a flat parameter");
 }
 
 absl::StatusOr<Sharding> ShardingFrom(const v1::Sharding& in) {
@@ -145,6 +176,7 @@ absl::Status CheckCounts(const v1::RankLayout& in) {
 absl::StatusOr<RankLayout> FromProto(const v1::RankLayout& in) {
   RankLayout out;
   CKPTD_RETURN_IF_ERROR(CheckCounts(in));
+  CKPTD_RETURN_IF_ERROR(RefuseUnknownIn(in));
   if (in.rank() < 0 || in.world_size() <= 0 || in.rank() >= in.world_size()) {
     return Invalid(fmt::format("rank {} of {} is none", in.rank(), in.world_size()));
   }
@@ -181,6 +213,7 @@ absl::StatusOr<RankLayout> FromProto(const v1::RankLayout& in) {
 
 absl::StatusOr<DtypePolicy> FromProto(const v1::DtypePolicy& policy) {
   DtypePolicy out;
+  CKPTD_RETURN_IF_ERROR(RefuseUnknown(policy, "its dtype policy"));
   CKPTD_ASSIGN_OR_RETURN(out.cast_to, DtypeFrom(policy.cast_to()));
   if (out.cast_to != Dtype::kUnspecified && !IsCastable(out.cast_to)) {
     return Invalid(fmt::format("casting to {} is not supported; use F64, F32, F16 or BF16",

@@ -53,6 +53,38 @@ class WithoutPlugins final : public grpc::ServerBuilderOption {
   }
 };
 
+// Tells of each call once it has come. gRPC does not know its peer any earlier.
+class CallWatch final : public grpc::experimental::ServerInterceptorFactoryInterface {
+ public:
+  using OnCall = std::function<void(std::string_view peer)>;
+  explicit CallWatch(OnCall on_call) : on_call_(std::move(on_call)) {}
+
+  grpc::experimental::Interceptor* CreateServerInterceptor(
+      grpc::experimental::ServerRpcInfo* info) override {
+    return new Watch(on_call_, *info->server_context());
+  }
+
+ private:
+  class Watch final : public grpc::experimental::Interceptor {
+   public:
+    Watch(const OnCall& on_call, const grpc::ServerContextBase& context)
+        : on_call_(on_call), context_(context) {}
+    void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+      if (methods->QueryInterceptionHookPoint(
+              grpc::experimental::InterceptionHookPoints::POST_RECV_INITIAL_METADATA)) {
+        on_call_(context_.peer());
+      }
+      methods->Proceed();
+    }
+
+   private:
+    const OnCall& on_call_;
+    const grpc::ServerContextBase& context_;
+  };
+
+  const OnCall on_call_;
+};
+
 // A caller that has gone without a word is noticed by pings, so that its watch ends.
 void LimitProbes(grpc::ServerBuilder& builder) {
   builder.SetOption(std::make_unique<WithoutPlugins>());
@@ -72,11 +104,12 @@ void PrepareBuilder(grpc::ServerBuilder& builder, const GrpcEndpoint::Options& o
   });
   LimitMemory(builder, options);
   if (options.only_probes) LimitProbes(builder);
-  // A connection that stays silent is closed. The limit leaves time for thousands of ranks that
-  // join at once.
+  // A connection whose handshake does not end is closed. The limit leaves time for thousands of
+  // ranks that join at once.
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 30'000);
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> limits;
   limits.push_back(MakeReflectionLimit());
+  if (options.on_call != nullptr) limits.push_back(std::make_unique<CallWatch>(options.on_call));
   builder.experimental().SetInterceptorCreators(std::move(limits));
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);

@@ -9,8 +9,10 @@
 #include <grpcpp/server_builder.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,6 +35,8 @@ class GrpcEndpoint {
     // For callers that ask one thing and are strangers, as probes over TCP: no reflection, few
     // calls on a connection, and idle connections are closed.
     bool only_probes = false;
+    // Is told of each call, by the other end as gRPC writes it. Thread-safe; may be null.
+    std::function<void(std::string_view peer)> on_call = nullptr;
   };
   // `services` must outlive it. Errors: Internal, where gRPC does not start.
   static absl::StatusOr<std::unique_ptr<GrpcEndpoint>> Start(

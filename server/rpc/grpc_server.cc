@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -24,6 +25,30 @@ constexpr size_t kMaxSocketPath = 107;
 // Strangers are refused first.
 constexpr double kAnybodyMayOpen = 0.75;
 constexpr double kProbesMayOpen = 0.5;
+// One part of so many of the descriptors, at most kMostUnproven connections.
+constexpr size_t kPeersPart = 2;
+constexpr size_t kSmallPart = 16;
+constexpr size_t kMostUnproven = 1024;
+// Certificates in a TLS handshake have 100 KB at most.
+constexpr uint64_t kLongerThanHandshake = 256 << 10;
+// A probe's call is a name of at most 4 KB.
+constexpr uint64_t kProbesBytes = 64 << 10;
+
+size_t SmallPart() { return std::min(PartOfDescriptors(kSmallPart), kMostUnproven); }
+
+ConnectionTable::Limits LimitsOfTcp(const GrpcServer::Options& options) {
+  ConnectionTable::Limits limits;
+  if (options.only_probes) {
+    // Nobody is known here, so the oldest goes, whatever it does.
+    limits.open = SmallPart();
+    limits.bytes_per_call = kProbesBytes;
+    return limits;
+  }
+  limits.open = PartOfDescriptors(kPeersPart);
+  limits.unproven = SmallPart();
+  if (options.credentials != nullptr) limits.proving_bytes = kLongerThanHandshake;
+  return limits;
+}
 
 absl::Status Busy(const std::string& address) {
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
@@ -53,7 +78,10 @@ std::shared_ptr<grpc::ResourceQuota> QuotaFor(const GrpcServer::Options& options
 
 }  // namespace
 
-GrpcServer::GrpcServer(Options options) : options_(std::move(options)) {}
+GrpcServer::GrpcServer(Options options)
+    : options_(std::move(options)),
+      from_tcp_(LimitsOfTcp(options_)),
+      of_strangers_({.open = SmallPart()}) {}
 
 GrpcEndpoint::Options GrpcServer::EndpointOptions() const {
   return {.address = options_.address,
@@ -67,12 +95,20 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     Options options, const std::vector<grpc::Service*>& services) {
   std::unique_ptr<GrpcServer> result(new GrpcServer(std::move(options)));
   CKPTD_RETURN_IF_ERROR(result->Listen());
-  CKPTD_ASSIGN_OR_RETURN(result->own_, GrpcEndpoint::Start(result->EndpointOptions(), services));
-  const auto take = [raw = result.get()](UniqueFd connection) { raw->Take(std::move(connection)); };
+  GrpcServer* const raw = result.get();
+  GrpcEndpoint::Options own = result->EndpointOptions();
+  if (result->tcp_.socket.valid()) {
+    own.on_call = [raw](std::string_view peer) { raw->from_tcp_.Prove(peer); };
+  }
+  CKPTD_ASSIGN_OR_RETURN(result->own_, GrpcEndpoint::Start(own, services));
   CKPTD_ASSIGN_OR_RETURN(
       result->acceptor_,
-      Acceptor::Start(result->Listener(), result->options_.address,
-                      result->options_.only_probes ? kProbesMayOpen : kAnybodyMayOpen, take));
+      Acceptor::Start(result->Listener(),
+                      {.address = result->options_.address,
+                       .may_open = own.only_probes ? kProbesMayOpen : kAnybodyMayOpen,
+                       .most_waiting = SmallPart(),
+                       .take = [raw](UniqueFd& connection) { return raw->Take(connection); },
+                       .tend = [raw] { return raw->from_tcp_.Tend(); }}));
   return result;
 }
 
@@ -92,31 +128,45 @@ absl::Status GrpcServer::Listen() {
   return absl::OkStatus();
 }
 
-void GrpcServer::Take(UniqueFd connection) {
-  if (tcp_.socket.valid()) return own_->Take(std::move(connection));
+Acceptor::Taken GrpcServer::Give(UniqueFd& connection, const Door& door) {
+  if (door.endpoint == nullptr) return Acceptor::Taken::kNo;
+  if (door.connections != nullptr) {
+    switch (door.connections->MakeRoom()) {
+      case ConnectionTable::Room::kYes: break;
+      case ConnectionTable::Room::kLater: return Acceptor::Taken::kLater;
+      case ConnectionTable::Room::kNo: return Acceptor::Taken::kNo;
+    }
+    door.connections->Add(connection.get());
+  }
+  door.endpoint->Take(std::move(connection));
+  return Acceptor::Taken::kYes;
+}
+
+Acceptor::Taken GrpcServer::Take(UniqueFd& connection) {
+  if (tcp_.socket.valid()) return Give(connection, {own_.get(), &from_tcp_});
   const absl::StatusOr<Caller> caller = CallerOf(connection.get());
   if (!caller.ok()) {
     Log(LogLevel::kWarn, "{}: a connection is closed: {}", options_.address,
         MessageOf(caller.status()));
-    return;
+    return Acceptor::Taken::kYes;
   }
   MutexLock lock(mutex_);
-  GrpcEndpoint* const endpoint = EndpointFor(*caller);
-  if (endpoint != nullptr) endpoint->Take(std::move(connection));
+  return Give(connection, DoorFor(*caller));
 }
 
-GrpcEndpoint* GrpcServer::EndpointFor(const Caller& caller) {
+GrpcServer::Door GrpcServer::DoorFor(const Caller& caller) {
   const Standing standing = options_.policy.StandingOf(caller);
   switch (standing) {
-    case Standing::kOwner: return own_.get();
+    case Standing::kOwner: return {own_.get(), nullptr};
     case Standing::kGuest:
-      return options_.for_guest == nullptr ? Refusing(standing) : EndpointOfGuest(caller);
-    case Standing::kStranger: return Refusing(standing);
+      if (options_.for_guest != nullptr) return DoorOfGuest(caller);
+      [[fallthrough]];
+    case Standing::kStranger: return {Refusing(standing), &of_strangers_};
   }
-  return nullptr;
+  return {};
 }
 
-GrpcEndpoint* GrpcServer::EndpointOfGuest(const Caller& guest) {
+GrpcServer::Door GrpcServer::DoorOfGuest(const Caller& guest) {
   auto at = guests_.find(guest);
   if (at == guests_.end()) {
     if (guests_.size() >= kMostGuests) {
@@ -132,14 +182,16 @@ GrpcEndpoint* GrpcServer::EndpointOfGuest(const Caller& guest) {
     auto endpoint = GrpcEndpoint::Start(EndpointOptions(), services);
     if (!endpoint.ok()) {
       Log(LogLevel::kError, "{}", MessageOf(endpoint.status()));
-      return nullptr;
+      return {};
     }
     made.endpoint = *std::move(endpoint);
+    made.connections = std::make_unique<ConnectionTable>(
+        ConnectionTable::Limits{.open = SmallPart()});
     Log(LogLevel::kInfo, "{}: uid {} is served as a guest", options_.address, guest.uid);
     at = guests_.emplace(guest, std::move(made)).first;
   }
   at->second.connected = ++connections_;
-  return at->second.endpoint.get();
+  return {at->second.endpoint.get(), at->second.connections.get()};
 }
 
 GrpcEndpoint* GrpcServer::Refusing(Standing standing) {

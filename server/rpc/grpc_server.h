@@ -23,6 +23,7 @@
 #include "common/base/mutex.h"
 #include "server/protocol/access_policy.h"
 #include "server/rpc/acceptor.h"
+#include "server/rpc/connection_table.h"
 #include "server/rpc/grpc_endpoint.h"
 
 namespace ckptd {
@@ -50,6 +51,9 @@ class GrpcServer {
     // As in GrpcEndpoint. The others keep their share of this process's descriptors.
     bool only_probes = false;
   };
+  // Each port, each guest and all strangers together have their part of this process's descriptors:
+  // 1/2 for a group's daemons, 1/16 for each of the others and for callers that have made no call.
+
   // The most guests with an endpoint; the one that has connected least recently loses it.
   static constexpr size_t kMostGuests = 16;
 
@@ -69,6 +73,7 @@ class GrpcServer {
  private:
   struct Guest {
     Services services;
+    std::unique_ptr<ConnectionTable> connections;
     std::unique_ptr<GrpcEndpoint> endpoint;  // destroyed first
     uint64_t connected = 0;                  // when last; counts connections
   };
@@ -78,9 +83,15 @@ class GrpcServer {
   GrpcEndpoint::Options EndpointOptions() const;
   int Listener() const { return tcp_.socket.valid() ? tcp_.socket.get() : unix_.get(); }
   // Gives a new connection to the endpoint of its caller.
-  void Take(UniqueFd connection);
-  GrpcEndpoint* EndpointFor(const Caller& caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  GrpcEndpoint* EndpointOfGuest(const Caller& guest) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Acceptor::Taken Take(UniqueFd& connection);
+  // The endpoint is null where gRPC has not started it; the table, where there is no limit.
+  struct Door {
+    GrpcEndpoint* endpoint = nullptr;
+    ConnectionTable* connections = nullptr;
+  };
+  static Acceptor::Taken Give(UniqueFd& connection, const Door& door);
+  Door DoorFor(const Caller& caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Door DoorOfGuest(const Caller& guest) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // For callers that may not come in: it tells them so.
   GrpcEndpoint* Refusing(Standing standing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -88,6 +99,8 @@ class GrpcServer {
   FileLock lock_;      // next to a Unix socket, as long as it is served
   UnixListener unix_;  // one of these two is set
   TcpListener tcp_;
+  ConnectionTable from_tcp_;
+  ConnectionTable of_strangers_;
   std::unique_ptr<GrpcEndpoint> own_;
   Mutex mutex_;
   std::map<Caller, Guest> guests_ ABSL_GUARDED_BY(mutex_);

@@ -33,7 +33,8 @@ std::string WhatToTry(const std::string& why) {
   const auto says = [&why](const char* words) { return why.find(words) != std::string::npos; };
   if (says("andshake")) {
     return "see whether it is stopped or overloaded; else give every daemon the same group key, or "
-           "--tls-cert, --tls-key and --tls-ca that fit together";
+           "--tls-cert, --tls-key and --tls-ca that fit together and are valid by the clocks of both "
+           "hosts (`date`)";
   }
   if (says("peer certificate")) {
     return "its --tls-cert must bear the address it is reached by, or give all daemons the name "
@@ -50,7 +51,7 @@ std::string WhatToTry(const std::string& why) {
 }  // namespace
 
 std::shared_ptr<grpc::ServerCredentials> PeerServerCredentials(const PeerSecurity& security) {
-  if (!security.enabled()) return grpc::InsecureServerCredentials();
+  if (!security.enabled()) return nullptr;
   grpc::SslServerCredentialsOptions options(
       GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   options.pem_root_certs = security.authorities;

@@ -31,6 +31,7 @@ struct PeerSecurity {
   bool enabled() const { return !certificate.empty(); }
 };
 
+// Null without TLS.
 std::shared_ptr<grpc::ServerCredentials> PeerServerCredentials(const PeerSecurity& security);
 
 // A connection of its own to `address` (host:port). The first call makes it, and it is made again

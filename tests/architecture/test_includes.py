@@ -17,7 +17,7 @@ TRANSFER = ["server/transfer/transfer.h", "server/transfer/transfer_types.h", "s
 SOURCE_SEAMS = [f"common/source/{name}.h" for name in ("access", "passed_files", "storage", "format", "index", "dtype", "piece",
                                                          "placements", "intervals", "text", "path_text", "tiling")]
 SOURCE = [*SOURCE_SEAMS, *(f"common/source/{name}.h" for name in ("hub_cache", "manifest", "odd_tensors", "open", "piece_reader",
-                                                               "registry", "together"))]
+                                                               "registry", "table_memory", "together"))]
 FORMATS = sorted(folder.name for folder in (ROOT / "common/source/formats").iterdir())
 # Parts that several formats are made of: each may include those before it.
 FORMAT_PARTS = [f"common/source/{name}" for name in ("pickle", "zip", "weight_map", "safetensors", "torch", "ranks")]

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import pwd
 import random
 import re
 import socket
@@ -192,25 +193,39 @@ def test_a_daemon_that_is_not_there_is_named_with_its_socket(go, tmp_path, every
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two other users")
 def test_a_socket_of_another_user_is_refused_unless_that_user_is_named(go, every_dtype):
+    games = pwd.getpwnam("games")  # a user with a group of its own
     with tempfile.TemporaryDirectory(prefix="ckptd-") as folder, socket.socket(socket.AF_UNIX) as listener:
         os.chmod(folder, 0o755)
         listener.bind(f"{folder}/s")
         os.chmod(f"{folder}/s", 0o666)
-        os.seteuid(1000)  # the kernel notes who listens
+        os.seteuid(games.pw_uid)  # the kernel notes who listens
         try:
             listener.listen()
         finally:
             os.seteuid(0)
 
-        def why(**more):
+        def why(user=65534, **more):
             return error_of(go, {**clean_environment(), **more}, "-timeout", "1s", "-address", f"{folder}/s", every_dtype[0],
-                            user=65534)
+                            user=user)
 
-        refused = why()
-        assert (refused["code"], refused["reason"]) == ("PERMISSION_DENIED", "DAEMON_UNREACHABLE")
-        assert "user 1000 listens there" in refused["message"]
-        # Nobody answers there.
-        assert why(CKPTD_DAEMON_UID="1000")["code"] in ("DEADLINE_EXCEEDED", "UNAVAILABLE")
+        def denied(**more):
+            refused = why(**more)
+            assert (refused["code"], refused["reason"]) == ("PERMISSION_DENIED", "DAEMON_UNREACHABLE")
+            return refused["message"]
+
+        for user in (65534, 0):
+            assert f"user {games.pw_uid} listens there" in denied(user=user)
+        # Nobody answers there, and so it is by a folder that the user's private group may write in.
+        for gid, mode in ((0, 0o755), (games.pw_gid, 0o775)):
+            os.chown(folder, games.pw_uid, gid)
+            os.chmod(folder, mode)
+            assert why(CKPTD_DAEMON_UID="games")["code"] in ("DEADLINE_EXCEEDED", "UNAVAILABLE")
+        for mode in (0o777, 0o757):
+            os.chmod(folder, mode)
+            assert f"other users may write in {folder}" in denied(CKPTD_DAEMON_UID="games")
+        os.chmod(folder, 0o755)
+        os.chown(folder, 1001, -1)
+        assert f"{folder} belongs to user 1001" in denied(CKPTD_DAEMON_UID="games")
 
 
 def test_the_build_names_the_package_of_a_program_that_is_missing(tmp_path):

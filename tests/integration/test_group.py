@@ -8,12 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import ckptd
 import pytest
 import torch
-from group import BINARIES, PATIENCE, SOON, Group, clean_environment, save, wait_until
+from group import BINARIES, KEY, PATIENCE, SOON, Group, clean_environment, save, wait_until
 from holds import HEARTBEATS
 from ports import free_port
 from process_state import runs
@@ -282,6 +283,53 @@ def test_a_command_that_does_not_end_is_named_and_killed_by_the_third_signal(tmp
     assert group.process.returncode == 128 + signal.SIGKILL
 
 
+def test_at_a_hangup_launch_ends_its_command_and_what_that_leaves_behind(tmp_path):
+    # The worker is in a session of its own, as torchrun's are, and the command ends without it.
+    worker = "setsid sh -c 'echo $$; exec sleep 1000' &"
+    # Under nohup it is ignored, by what is started here as well.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        group = Group(tmp_path, 1, command=["sh", "-c", f"{worker} wait"])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    pid = int(group.process.stdout.readline())
+    group.process.send_signal(signal.SIGHUP)
+    group.process.communicate(timeout=60)
+    assert group.process.returncode == 128 + signal.SIGTERM
+    assert not runs(pid)
+    assert "waiting for the command" in group.log() and list((tmp_path / "job").iterdir()) == []
+
+
+def test_launch_ends_where_its_run_directory_is_removed(tmp_path):
+    with Group(tmp_path, 1) as group:
+        shutil.rmtree(group.run_dir / group.job)
+        assert group.process.wait(60) == 1
+        assert "was removed or replaced, so nobody finds them any more; launch again" in group.log()
+
+
+def test_a_command_outlives_its_run_directory_and_keeps_other_launches_out(tmp_path):
+    with launched_beside_a_command(tmp_path) as (group, let_it_end):
+        shutil.rmtree(group.run_dir / group.job)
+        wait_until((group.run_dir / group.job / "node-0.lock").exists, "the lock to be taken again")
+        other = subprocess.run([BINARIES / "ckptd", "launch"], env=group.environment, capture_output=True, text=True,
+                               timeout=PATIENCE)
+        assert other.returncode == 2 and "another `ckptd launch`" in other.stderr
+        assert let_it_end() == 7 and group.log().count("was removed or replaced") == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_other_processes_of_the_user_cannot_read_the_key_of_launch():
+    look = "cat /proc/$PPID/environ; echo read: $?"
+    with tempfile.TemporaryDirectory(prefix="ckptd-") as folder:
+        os.chown(folder, 65534, 65534)
+        environment = {**clean_environment(), "CKPTD_RUN_DIR": folder, "CKPTD_GROUP_KEY": KEY}
+        for parent, readable in ((["sh", "-c", f"sh -c '{look}'; true"], True),
+                                 ([BINARIES / "ckptd", "launch", "--", "sh", "-c", look], False)):
+            done = subprocess.run(parent, env=environment, user=65534, group=65534, extra_groups=[], capture_output=True,
+                                  text=True, timeout=PATIENCE)
+            assert (KEY in done.stdout, "read: 0" in done.stdout) == (readable, readable), done
+
+
 def test_a_ready_descriptor_that_is_not_open_is_refused(tmp_path):
     answer = subprocess.run([BINARIES / "ckptd", "run", "--ready-fd", "8", "--rendezvous", "127.0.0.1:0"],
                             env={**clean_environment(), "CKPTD_RUN_DIR": str(tmp_path)}, capture_output=True,
@@ -293,7 +341,7 @@ def test_a_daemon_that_stops_leaves_the_sockets_of_its_successor_alone(tmp_path)
     with Group(tmp_path, 1) as first:
         shutil.rmtree(first.run_dir / first.job)
         with Group(tmp_path, 1) as second:
-            first.stop()
+            assert first.process.wait(60) == 1
             assert second.ready()
             with ckptd.connect(second.address(0)) as client:
                 assert client.list() == []

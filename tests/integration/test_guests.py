@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start programs of other users")
 
 OWNER, GROUP = 61000, 62000  # of daemons that are not root's
+NAMED = {"CKPTD_DAEMON_UID": str(OWNER)}  # whose daemons a client takes; tests, which are root, have to say so, too
 ALICE, BOB, MALLORY = 61001, 61002, 61003  # Mallory is in the group, and not among those who may attach
 
 # Programs of clients. `address` is of a rank's daemon.
@@ -255,14 +256,14 @@ def sidecar(unprivileged):
     with tempfile.TemporaryDirectory(prefix="ckptd-") as folder:
         os.chown(folder, OWNER, GROUP)
         os.chmod(folder, 0o755)
-        with Group(folder, 2, "--allow-gid", GROUP, "--reader", "all", wrapper=unprivileged) as started:
+        with Group(folder, 2, "--allow-gid", GROUP, "--reader", "all", wrapper=unprivileged, environment=NAMED) as started:
             yield started
 
 
 @pytest.fixture
 def as_guest(sidecar):
     """The environment of a guest."""
-    return {**clean_environment(), "CKPTD_DAEMON_UID": str(OWNER)}
+    return {**clean_environment(), **NAMED}
 
 
 def test_a_private_file_is_loaded_because_its_owner_passes_it(sidecar, write, as_guest):
@@ -311,7 +312,7 @@ def test_files_of_an_index_and_a_config_are_passed_with_their_folder(sidecar, pl
     assert run_as(ALICE, [GROUP], load, sidecar.address(0), folder, environment=as_guest)["value"][2] == BYTES
 
 
-def test_a_guest_that_fails_fails_for_itself(sidecar, write, as_guest):
+def test_a_guest_that_fails_fails_for_itself(sidecar, write, as_guest, monkeypatch):
     """Two of its ranks take part in a load. One fails, the other hears of it, and another user's rank beside that does not."""
     path = write()
     fail = """
@@ -325,6 +326,7 @@ def run(address, another, path):
             except ckptd.NotFound:
                 hears._call.result(timeout=60)
 """
+    monkeypatch.setenv("CKPTD_DAEMON_UID", NAMED["CKPTD_DAEMON_UID"])
     with ckptd.connect(sidecar.address(1)) as own:
         with _participant.participate(own, path, _rpc.Deadline(60), False) as participant:
             heard = run_as(ALICE, [GROUP], fail, sidecar.address(0), sidecar.address(1), path, environment=as_guest)
@@ -383,5 +385,5 @@ def test_a_restarted_daemon_finds_its_folder_again(unprivileged):
     with tempfile.TemporaryDirectory(prefix="ckptd-") as folder:
         os.chown(folder, OWNER, GROUP)
         for _ in range(2):
-            with Daemon(folder, "--allow-gid", GROUP, wrapper=unprivileged) as daemon:
+            with Daemon(folder, "--allow-gid", GROUP, wrapper=unprivileged, environment=NAMED) as daemon:
                 assert (daemon.run_dir / daemon.job).stat().st_mode & 0o777 == 0o750

@@ -11,8 +11,10 @@ import peer
 import pytest
 from ckptd import _proto, _rpc
 from faults import (
+    MARK,
     Loading,
     Program,
+    content,
     fd_socket_of,
     resources,
     sparse,
@@ -20,7 +22,7 @@ from faults import (
     ticket,
     wait_gathered,
 )
-from group import PATIENCE, SOON, sanitized, wait_until
+from group import PATIENCE, SOON, Daemon, sanitized, wait_until
 from noise import (
     PREFACE,
     SETTINGS,
@@ -315,6 +317,38 @@ def test_another_user_with_a_token_gets_nothing_even_where_the_door_stands_open(
             os.chmod(socket_path, 0o600)
     # It was not used up either.
     assert show(reply.token, fd_socket_of(reply))[0] == 0
+
+
+# Shows its tokens and receives nothing.
+HUNG = """
+import socket, sys
+path, *tokens = sys.argv[1:]
+shown = []
+for token in tokens:
+    shown.append(socket.socket(socket.AF_UNIX))
+    shown[-1].connect(path)
+    shown[-1].sendall(token.encode())
+print("shown", flush=True)
+sys.stdin.read()
+"""
+
+
+@as_root
+def test_a_client_that_receives_no_descriptors_keeps_nobody_from_attaching(tmp_path, monkeypatch):
+    """It shows tokens for more descriptors than a user may have on their way."""
+    path = sparse(tmp_path / "m.safetensors", 40 << 20)
+    os.chown(tmp_path, 65534, 65534)
+    monkeypatch.setenv("CKPTD_DAEMON_UID", "65534")
+    user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "prlimit", "--nofile=256:256")
+    with passable(tmp_path), Daemon(tmp_path, wrapper=user, environment={"CKPTD_DAEMON_UID": "65534"}) as daemon:
+        with ckptd.connect(daemon.address(0)) as client:
+            found = client.load(path, layout="replicate:1")
+            tickets = [ticket(client, found) for _ in range(20)]
+            tokens = [reply.token for reply in tickets]
+            with Program(HUNG, fd_socket_of(tickets[0]), *tokens) as hung:
+                assert hung.hear() == "shown"
+                with client.acquire(found) as shard:
+                    assert content(shard.tensors["mark"]) == MARK
 
 
 def call(scene, door, method, request, **options):

@@ -9,7 +9,7 @@ import ckptd
 import pytest
 from faults import assert_loads, sparse
 from group import KEY, PATIENCE, Daemon, Group, wait_until
-from noise import callers, doors, peer_address, show
+from noise import SPEECHES, callers, doors, peer_address, show
 from peer import call, join_request, message
 from ports import free_port
 
@@ -97,7 +97,7 @@ METHODS = (
 )
 
 
-@pytest.mark.parametrize("key", [None, KEY + "!"], ids=["no key", "another key"])
+@pytest.mark.parametrize("key", [None, KEY[::-1]], ids=["no key", "another key"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stranger_on_the_peer_port_is_heard_by_no_service(any_scene, rank, key):
     for method in METHODS:
@@ -143,7 +143,7 @@ def test_a_key_that_launch_made_is_shown_to_no_trainer_and_in_no_file(tmp_path):
 def test_a_daemon_with_another_key_is_told_so(tmp_path):
     with contextlib.closing(Daemon(tmp_path, ranks=2)) as leader:
         port = wait_until(leader.info, "the leader") and peer_address(leader)
-        (tmp_path / "key").write_text(KEY + "!")
+        (tmp_path / "key").write_text(KEY[::-1])
         lost = Daemon(
             tmp_path, "--group-key-file", tmp_path / "key", rank=1, ranks=2, rendezvous=port
         )
@@ -233,6 +233,29 @@ def test_what_a_killed_daemon_left_behind_does_not_keep_the_next_one_out(tmp_pat
         with Daemon(tmp_path, rendezvous=rendezvous) as second:
             assert_loads(second, path)
     assert list((tmp_path / "job").iterdir()) == []
+
+
+SILENCE = 30  # seconds after which gRPC ends a connection that says nothing
+
+
+@pytest.mark.parametrize("speech", [b"", SPEECHES["TLS"][:99]], ids=["mute", "half a handshake"])
+def test_strangers_at_every_port_keep_nobody_from_attaching_or_coming_again(tmp_path, speech):
+    """They are more than a daemon may have descriptors."""
+    health = free_port()
+    path = sparse(tmp_path / "s.safetensors", 1 << 20)
+    few = ("prlimit", "--nofile=1024:1024")
+    with Group(tmp_path, 2, "--health-port", health, wrapper=few) as group:
+        assert_loads(group, path)
+        ports = [doors(group)["peer"], doors(group, 1)["peer"], ("127.0.0.1", health)]
+        with contextlib.ExitStack() as strangers:
+            began = time.monotonic()
+            for port in ports:
+                strangers.enter_context(callers(port, 1100, speech))
+            assert_loads(group, path)
+            assert time.monotonic() - began < SILENCE / 2, "it waited for strangers to be closed"
+            group.kill(1)
+            assert_loads(group, path)
+            assert time.monotonic() - began < SILENCE, "it waited for strangers to be closed"
 
 
 def test_two_jobs_on_one_host_do_not_see_each_other(start, tmp_path):

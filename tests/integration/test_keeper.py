@@ -203,8 +203,7 @@ def test_the_next_launch_has_what_a_killed_one_had(memory, tmp_path, tmp_path_fa
         keeper, daemons = keeper_of(first), [first.pid(rank) for rank in range(2)]
         for pid in [first.process.pid, *daemons[: int(with_daemon)]]:
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not any(map(runs, daemons)), "its daemons to end", SOON)
-        first.process.wait(SOON)
+        first.process.wait(SOON)  # its daemons may still be ending
     began = time.monotonic()
     with Group(folder, 2, *memory.options, **named) as second:
         assert attaches(second, 0, holds.name)
@@ -380,9 +379,10 @@ def test_a_daemon_that_is_killed_has_its_leases_again_beside_a_slab_folder(start
                          ids=["on a disk", "too small"])
 def test_a_slab_folder_that_cannot_serve_is_an_error_with_the_next_step(tmp_path, memory_folder, place, budget, why):
     environment = {**clean_environment(), **key_for(()), "CKPTD_RUN_DIR": str(tmp_path)}
-    done = subprocess.run([BINARIES / "ckptd", "run", "--rendezvous", "127.0.0.1:0", "--slab-dir", place or memory_folder,
-                           "--memory-budget", budget], env=environment, text=True, capture_output=True, timeout=SOON)
-    assert done.returncode != 0 and why in done.stderr and "--slab-dir" in done.stderr, done.stderr
+    done = subprocess.run([BINARIES / "ckptd", "launch", "--slab-dir", place or memory_folder, "--memory-budget", budget],
+                          env=environment, text=True, capture_output=True, timeout=SOON)
+    # RestartPreventExitStatus= of deploy/systemd: it would end the same way again.
+    assert done.returncode == 2 and why in done.stderr and "--slab-dir" in done.stderr, done.stderr
 
 
 def take_as(group, rank):

@@ -3,6 +3,7 @@
 import json
 import mmap
 import os
+import select
 
 import ckptd
 import pytest
@@ -152,6 +153,7 @@ def test_memory_whose_exclusive_handover_broke_is_not_served_again(start, tmp_pa
         reply = ticket(client, checkpoint, "exclusive")
         with knock(fd_socket_of(reply)) as stream:
             stream.sendall(reply.token.encode())
+            assert select.select([stream], [], [], 60)[0], "nothing was sent"
         wait_until(lambda: group.json("leases")["leases"] == [], "the lease to end")
         assert client.get(checkpoint).state == "TAKEN"
         assert attaches_filled(client, load(client, path), 0xAA)

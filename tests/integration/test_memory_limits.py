@@ -5,12 +5,14 @@ import json
 import os
 import pathlib
 import subprocess
+import threading
 import time
 
 import ckptd
 import pytest
 from faults import (
     MARK,
+    Loading,
     Program,
     client_environment,
     content,
@@ -132,6 +134,28 @@ def test_what_fits_each_daemon_alone_and_not_all_of_them_is_refused_and_kills_no
 
 
 @pytest.mark.skipif(sanitized(), reason="a sanitized daemon's shadow memory is most of what it has")
+def test_two_jobs_of_one_control_group_do_not_kill_each_other(tmp_path):
+    """Each fits alone."""
+    path = sparse(tmp_path / "m.safetensors", 200 * MIB)
+    with memory_group(320 * MIB, "jobs") as own, contextlib.ExitStack() as stack:
+        options = ("--memory-budget", "1GiB", "--arena", "0")
+        jobs = [stack.enter_context(Daemon(tmp_path, *options, job=name, wrapper=("sh", "-c", JOIN, own)))
+                for name in ("one", "other")]
+        pids = [job.pid(0) for job in jobs]
+        for _ in range(3):
+            together = threading.Barrier(2)
+            loads = [Loading(job, 0, path, "replicate:1", together=together) for job in jobs]
+            for one in loads:
+                one.join(SOON)
+            refused = [one.result for one in loads if isinstance(one.result, ckptd.Error)]
+            assert [error.reason for error in refused] == ["NO_MEMORY"], [one.result for one in loads]
+            assert [job.pid(0) for job in jobs] == pids
+            for job in jobs:
+                unload_everywhere(job)
+                job.ctl("trim")
+
+
+@pytest.mark.skipif(sanitized(), reason="a sanitized daemon's shadow memory is most of what it has")
 def test_memory_that_only_the_leader_still_maps_is_free_for_a_load_that_needs_it(tmp_path):
     path = sparse(tmp_path / "model.safetensors", 100 * MIB)
     with memory_group(320 * MIB) as own:
@@ -159,6 +183,20 @@ def test_a_control_groups_limit_refuses_a_load_and_kills_nobody(tmp_path):
                 assert attaches(
                     client, load(client, sparse(tmp_path / "small.safetensors", 20 * MIB))
                 )
+            assert daemon.pid(0) == pid
+
+
+def test_a_table_of_tensors_that_a_control_group_has_no_room_for_is_refused_and_kills_nobody(tmp_path):
+    limit = (400 if sanitized() else 160) * MIB
+    many = sparse(tmp_path / "many.safetensors", small=60 * limit // (160 * 1024))  # a header of 2% of it
+    with memory_group(limit, "table") as own:
+        with Daemon(tmp_path, wrapper=("sh", "-c", JOIN, own)) as daemon:
+            pid = daemon.pid(0)
+            with ckptd.connect(daemon.address(0)) as client:
+                assert "tables" in refused(client, many).message
+                with pytest.raises(ckptd.ResourceExhausted):
+                    client.inspect(many)
+                assert attaches(client, load(client, sparse(tmp_path / "few.safetensors", 5 * MIB, small=100)))
             assert daemon.pid(0) == pid
 
 

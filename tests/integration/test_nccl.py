@@ -11,7 +11,7 @@ import time
 import fake_cuda
 import fake_nccl
 import pytest
-from group import BINARIES, clean_environment, wait_until
+from group import BINARIES, KEY, clean_environment, wait_until
 from nccl_bench import HEARTBEATS, LIMIT, NCCL, SLOW, begin, exchanged, failure, holding, load, sample, tensor_bytes
 
 pytest.importorskip("cuda.bindings.driver")
@@ -171,7 +171,7 @@ def test_what_cannot_be_had_is_an_error_at_the_start(tmp_path, options, said):
     fake = fake_cuda.FakeCuda(tmp_path, gpus=1, bytes=0x10000000)
     answer = subprocess.run(
         [BINARIES / "ckptd", "run", "--world-size", "2", "--run-dir", str(tmp_path / "r"), *options],
-        env={**clean_environment(), **fake.environment("daemon"), "CKPTD_GROUP_KEY": "k" * 32},
+        env={**clean_environment(), **fake.environment("daemon"), "CKPTD_GROUP_KEY": KEY},
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert answer.returncode in (1, 2) and said in answer.stderr

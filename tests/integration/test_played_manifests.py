@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(bool(REASON), reason=str(REASON))
 TIME_SCALE = 0.1
 IMPORTS = 300  # seconds: torchrun and its trainers import PyTorch, one after the other and beside much else
 KEPT = ("/tmp/kept", "/dev/shm/kept")  # in two volumes of the trainer
-KEY = {"ckptd-group-key": {"key": b"0123456789abcdef" * 4}}
+KEY = {"ckptd-group-key": {"key": b"9d0c1be75f3a4682d19b7ec0a35f826411f0a7c95e2d38b46c80f7139ae5b2d4"}}
 
 
 def trainer_image(tree, host):
@@ -55,7 +55,7 @@ def job_of(name, **changes):
     """The Job that a values file of the chart makes, with some values changed. Another test compares the overlays with it."""
     values = yaml.safe_load(manifests.values_of(name).read_text(encoding="utf-8"))
     # Its daemons would take a quarter of this machine's memory ahead.
-    small = {"perNode": 2, "daemon": {"memory": "host", "env": {"CKPTD_ARENA": "0"}}}
+    small = {"perNode": 2, "daemon": {"memory": "host", "env": {"CKPTD_ARENA": "0"}, "slabs": "64Mi"}}
     objects = manifests.documents(manifests.render({**values, **small, **changes}))
     return next(one for one in objects if one["kind"] == "Job")
 
@@ -146,12 +146,12 @@ def test_a_sidecar_that_restarts_is_probed_from_the_start_while_the_trainer_goes
     assert of(pod, "trainer").count("started") == runs and pod.runs["trainer"].process.poll() is None
 
 
-def test_when_all_containers_restart_in_place_every_process_is_new_and_volumes_are_kept(pod):
+def test_when_all_containers_restart_in_place_every_process_is_new_and_volumes_with_the_shards_are_kept(pod):
     runs = len(said(pod, "loaded")) // 2
     network, processes, began = pod.namespaces("ckptd")["net"], pod.processes(), len(pod.events)
     assert pod.execute("trainer", "touch", *KEPT).returncode == 0
     pod.restart_all()
-    check(loaded(pod, runs + 1), [0, 1])
+    check(loaded(pod, runs + 1), [0, 1], resident=True)
     again = [event for event in pod.events[began:] if event[1] in ("started", "passed")]
     assert again == [("ckptd", "started"), ("ckptd", "passed"), ("trainer", "started")]
     # Two daemons under a launcher, two trainers under torchrun.

@@ -8,7 +8,7 @@ import subprocess
 import ckptd
 import pytest
 from faults import sparse
-from group import BINARIES, PATIENCE, SOON, Daemon, Group, clean_environment, wait_until
+from group import BINARIES, KEY, PATIENCE, SOON, Daemon, Group, clean_environment, wait_until
 from ports import free_port
 
 
@@ -91,7 +91,7 @@ def second_pod(tmp_path_factory):
     """The daemons of the second of two pods, ranks 2 and 3: those of the first do not run."""
     folder = tmp_path_factory.mktemp("g")
     group = Group(folder, 2, "--nnodes", "2", "--node-rank", "1", "--rendezvous", f"127.0.0.1:{free_port()}",
-                  environment={"CKPTD_GROUP_KEY": "0123456789abcdef" * 4})
+                  environment={"CKPTD_GROUP_KEY": KEY})
     try:
         wait_until(lambda: group.info(2) and group.info(3), "the daemons of the pod")
         yield group
@@ -118,7 +118,7 @@ def test_all_ranks_are_those_of_the_pod_though_no_other_has_joined(second_pod):
 def test_all_ranks_of_the_pod_of_rank_0_are_its_own_before_another_pod_has_joined(tmp_path_factory):
     folder = tmp_path_factory.mktemp("g")
     group = Group(folder, 2, "--nnodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}",
-                  environment={"CKPTD_GROUP_KEY": "0123456789abcdef" * 4})
+                  environment={"CKPTD_GROUP_KEY": KEY})
     try:
         wait_until(lambda: group.info(0) and group.info(1), "the daemons of the pod")
         listed = ctl(folder, "list", "--all-ranks")

@@ -17,7 +17,7 @@ from ports import free_port
 BINARIES = pathlib.Path(os.environ.get("CKPTD_BUILD_DIR", manifests.ROOT / "build")).resolve() / "bin"
 # A busy machine starts a daemon in seconds.
 SOON = 60
-KEY = "0123456789abcdef" * 4
+KEY = "9d0c1be75f3a4682d19b7ec0a35f826411f0a7c95e2d38b46c80f7139ae5b2d4"
 
 
 @pytest.fixture(scope="module", autouse=True)

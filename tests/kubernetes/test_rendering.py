@@ -41,7 +41,7 @@ def test_every_component_is_used_by_an_overlay_or_tried_here():
     used = "".join((folder / "kustomization.yaml").read_text(encoding="utf-8") for folder in manifests.overlays())
     unused = {path.parent.name for path in manifests.FOLDER.glob("components/*/kustomization.yaml")
               if f"components/{path.parent.name}\n" not in used}
-    assert unused == {"preload", "group-key-file", "wait"}
+    assert unused == {"preload", "group-key-file", "slabs", "wait"}
 
 
 def write_overlay(folder, base, *components):
@@ -66,6 +66,19 @@ def test_the_component_preload_names_the_checkpoint_to_the_daemons(form, copied)
     template, = manifests.all_pod_templates(manifests.kustomize(overlay))
     said = manifests.environment(manifests.daemon_container(template))
     assert said["CKPTD_LOAD"] == "/models/my-model" and said["CKPTD_DTYPE"] == "BF16"
+
+
+@pytest.mark.parametrize("form", ["sidecar", "supervisor"])
+def test_the_component_slabs_makes_shards_files_of_a_volume_in_memory(form, copied):
+    overlay = write_overlay(copied / "overlay", f"../base/{form}", "../components/slabs")
+    from_chart = manifests.documents(manifests.render({"form": form, "daemon": {"slabs": "128Gi"}}))
+    assert manifests.by_name(manifests.kustomize(overlay)) == manifests.by_name(from_chart)
+    template, = manifests.all_pod_templates(from_chart)
+    daemon = manifests.daemon_container(template)
+    folder = manifests.environment(daemon)["CKPTD_SLAB_DIR"]
+    mount, = [one for one in daemon["volumeMounts"] if one["mountPath"] == folder]
+    volume, = [one for one in template["spec"]["volumes"] if one["name"] == mount["name"]]
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "128Gi"}
 
 
 def test_the_component_wait_has_an_init_container_wait_behind_the_sidecar(copied):
@@ -105,6 +118,8 @@ def test_helm_finds_nothing_to_complain_about(path):
     ({"workload": "PyTorchJob", "form": "supervisor"}, "at least 2"),
     ({"daemon": {"memory": "cuda"}}, "the daemons need GPUs"),
     ({"daemon": {"memory": "cuda"}, "gpus": {"access": "device-plugin"}}, "only by a claim"),
+    ({"daemon": {"memory": "cuda", "slabs": "1Gi"}, "gpus": {"access": "dra"}}, "daemon.slabs"),
+    ({"daemon": {"slabs": "much"}}, "slabs"),
     ({"load": {"readyWhen": "loaded"}}, "load.source"),
     ({"form": "supervisor", "trainer": {"waitFor": "group"}}, "trainer.waitFor"),
     ({"trainer": {"waitFor": "ready"}}, "waitFor"),

@@ -5,7 +5,7 @@ import pwd
 import socket
 
 import pytest
-from ckptd import _address
+from ckptd import _address, _trusted_path
 from ckptd._errors import InvalidArgument, PermissionDenied
 
 
@@ -151,11 +151,64 @@ def others(tmp_path):
 
 def test_a_socket_of_another_user_is_refused(others, monkeypatch):
     address, uid = others
-    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
-    with pytest.raises(PermissionDenied, match=f"neither this user nor root.*CKPTD_DAEMON_UID={uid}"):
-        _address.wait_until_listening(address, 5)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert _address.wait_until_listening(address, 5), "root may, and it is another user's"
+    for user in (uid + 1, 0):
+        monkeypatch.setattr(os, "geteuid", lambda: user)
+        with pytest.raises(PermissionDenied, match=f"neither this user nor root.*CKPTD_DAEMON_UID={uid}"):
+            _address.wait_until_listening(address, 5)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+def test_a_socket_that_another_user_could_replace_is_refused(tmp_path, mode):
+    folder = tmp_path / "open"
+    (folder / "job").mkdir(parents=True)
+    (tmp_path / "way").symlink_to(folder)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "job/s"))
+        listener.listen()
+        for path in (folder / "job/s", tmp_path / "way/job/s", folder / "job/../job/s"):
+            address = _address.resolve(str(path))
+            folder.chmod(0o755)
+            assert not _address.wait_until_listening(address, 5)
+            folder.chmod(mode)
+            if mode & 0o1000:
+                assert not _address.wait_until_listening(address, 5), "as in /tmp"
+            else:
+                with pytest.raises(PermissionDenied, match=f"other users may write in {folder} "):
+                    _address.wait_until_listening(address, 5)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("given", ["theirs", "theirs/way", "theirs/way/s"])
+def test_a_socket_on_the_way_to_which_something_is_another_users_is_refused(tmp_path, given, monkeypatch):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs").chmod(0o1777)
+    (tmp_path / "job").mkdir()
+    (tmp_path / "theirs/way").symlink_to(tmp_path / "job")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "job/s"))
+        listener.listen()
+        address = _address.resolve(str(tmp_path / "theirs/way/s"))
+        os.chown(tmp_path / given, 43_000, -1, follow_symlinks=False)
+        with pytest.raises(PermissionDenied, match="belongs to user 43000, so another user could"):
+            _address.wait_until_listening(address, 5)
+        monkeypatch.setenv("CKPTD_DAEMON_UID", "43000")
+        assert not _address.wait_until_listening(address, 5)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_folder_may_be_written_by_its_owners_private_group(tmp_path):
+    games = pwd.getpwnam("games")
+    tmp_path.chmod(0o775)
+    os.chown(tmp_path, games.pw_uid, games.pw_gid)
+    assert _trusted_path.why_unsafe(str(tmp_path), [games.pw_uid]) is None
+    os.chown(tmp_path, games.pw_uid, 43_000)
+    assert "other users may write" in _trusted_path.why_unsafe(str(tmp_path), [games.pw_uid])
+
+
+def test_a_socket_that_is_gone_while_its_path_is_looked_at_is_refused(tmp_path):
+    assert "cannot be looked at (No such file" in _trusted_path.why_unsafe(str(tmp_path / "gone/s"), [os.geteuid()])
+    (tmp_path / "round").symlink_to("round")
+    assert "leads nowhere" in _trusted_path.why_unsafe(str(tmp_path / "round/s"), [os.geteuid()])
 
 
 @pytest.mark.parametrize("name", [False, True])

@@ -23,13 +23,10 @@ SHARED = [
 ]
 WRONG = [
     *(("main", *wrong) for wrong in SHARED),
+    # The others take theirs from the same place.
+    *((program, *SHARED[0]) for program in ("dcp", "first_load", "pretrained", "resume", "sources", "tools")),
     ("main", ["--only", "nothing"], "no loader is called 'nothing'; there are: ckptd"),
-    *(("pretrained", *wrong) for wrong in SHARED),
     ("pretrained", ["--only", "nothing"], "no line is called 'nothing'; there are: plain float32"),
-    *(("first_load", *wrong) for wrong in SHARED),
-    *(("sources", *wrong) for wrong in SHARED),
-    *(("dcp", *wrong) for wrong in SHARED),
-    *(("tools", *wrong) for wrong in SHARED),
     ("planning", ["--ranks", "7"], "'7' is no number of 8 or more"),
     ("planning", ["--tensors", "many"], "'many' is no number of 1 or more"),
     ("planning", ["--json", "/proc/nope.json"], "writing /proc/nope.json"),

@@ -292,6 +292,21 @@ def test_a_broken_connection_is_retried_under_the_same_request_id(daemon, client
     assert daemon.calls.count("LoadCheckpoint") == 3
 
 
+class NoThread:
+    """As gRPC's server answers by itself, in C++."""
+
+    code = staticmethod(lambda: grpc.StatusCode.RESOURCE_EXHAUSTED)
+    details = staticmethod(lambda: "Server Threadpool Exhausted")
+    trailing_metadata = staticmethod(tuple)
+
+
+def test_a_daemon_without_a_thread_for_a_call_is_busy():
+    connection = _rpc.Connection(_address.resolve("/s"))
+    error = connection.translate(NoThread(), "loading", _rpc.Deadline(1))
+    assert isinstance(error, ckptd.ResourceExhausted) and error.reason == "TOO_MANY_WAITING"
+    assert "ask again later" in error.message
+
+
 def test_two_loads_have_different_request_ids(daemon, client, source):
     client.load(source[0])
     client.load(source[0])

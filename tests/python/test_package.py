@@ -132,6 +132,9 @@ def declared(wheel):
         return archive.read(name).decode()
 
 
+BOUND = "-Wl,-z,relro,-z,now"
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     """makes(source, *options) -> a stripped shared library."""
@@ -153,10 +156,15 @@ def test_a_library_beyond_the_system_s_is_refused_by_name(library):
 
 
 def test_a_later_c_library_is_refused(library):
-    plain = library('#include <cstdio>\nvoid f() { puts("x"); }', "-s", "-nostdlib", "-lc")
+    plain = library('#include <cstdio>\nvoid f() { puts("x"); }', "-s", "-nostdlib", "-lc", BOUND)
     assert elf.check(plain, (2, 36)) <= (2, 36)
     with pytest.raises(elf.Unfit, match="glibc"):
         elf.check(plain, (2, 1))
+
+
+def test_functions_whose_table_stays_writable_are_refused(library):
+    with pytest.raises(elf.Unfit, match="writable"):
+        elf.check(library('#include <cstdio>\nvoid f() { puts("x"); }', "-s", "-nostdlib", "-lc", "-Wl,-z,lazy"), (2, 36))
 
 
 def test_symbols_that_are_left_are_refused(library):

@@ -186,6 +186,38 @@ def test_a_trainer_that_was_imported_before_loads_by_the_patch_too(tmp_path, mon
         assert vars(trainer) == before
 
 
+LATER = """
+from accelerate.utils import load_fsdp_model
+class Trainer:
+    is_fsdp_enabled = False
+    def _load_from_checkpoint(self, checkpoint, model=None):
+        return "its own"
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        return "its own"
+"""
+
+
+def test_a_trainer_that_is_imported_later_loads_by_the_patch_too(tmp_path, monkeypatch):
+    (tmp_path / "trainer.py").write_text(LATER)
+    monkeypatch.setattr(transformers, "__path__", [str(tmp_path), *transformers.__path__])
+    monkeypatch.setitem(sys.modules, "transformers.trainer", None)
+    del sys.modules["transformers.trainer"]
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    model = torch.nn.Linear(1, 1)
+    with ckptd.accelerate.patch(address=str(tmp_path / "none"), timeout=0.01):
+        from transformers import trainer
+
+        assert trainer.load_fsdp_model is accelerate.accelerator.load_fsdp_model
+        with pytest.raises(ckptd.Unavailable):
+            trainer.Trainer()._load_from_checkpoint(str(tmp_path), model)
+        fsdp = trainer.Trainer()
+        fsdp.is_fsdp_enabled = True
+        assert fsdp._load_from_checkpoint(str(tmp_path), model) == "its own"
+        assert trainer.Trainer()._load_optimizer_and_scheduler(str(tmp_path)) == "its own"  # nothing of it is there
+    assert trainer.Trainer()._load_from_checkpoint(str(tmp_path), model) == "its own"
+    assert trainer.load_fsdp_model is accelerate.utils.load_fsdp_model
+
+
 def test_what_others_have_put_over_a_patch_of_transformers_stays(tmp_path, monkeypatch):
     library = Library(ckptd, of_transformers, tmp_path)
     library.patch("first")

@@ -25,14 +25,17 @@ Order IdentityOrder(size_t count) {
 }
 
 // Sorts by name; of several with one name the last one stated stays.
-void SortByName(std::vector<HeaderTensor>& tensors) {
+void SortByName(std::vector<HeaderTensor>& tensors, RepeatedKeys& repeated) {
   Order order = IdentityOrder(tensors.size());
   std::stable_sort(order.begin(), order.end(),
                    [&tensors](size_t a, size_t b) { return tensors[a].name < tensors[b].name; });
   std::vector<HeaderTensor> sorted;
   sorted.reserve(tensors.size());
   for (const size_t i : order) {
-    if (!sorted.empty() && sorted.back().name == tensors[i].name) sorted.pop_back();
+    if (!sorted.empty() && sorted.back().name == tensors[i].name) {
+      repeated.Add(sorted.back().name);
+      sorted.pop_back();
+    }
     sorted.push_back(std::move(tensors[i]));
   }
   tensors = std::move(sorted);
@@ -159,7 +162,7 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view json,
   }
   SafetensorsHeader header;
   CKPTD_RETURN_IF_ERROR(ReadHeaderJson(json, header));
-  SortByName(header.tensors);
+  SortByName(header.tensors, header.repeated_tensors);
   CKPTD_ASSIGN_OR_RETURN(const uint64_t covered, CheckOffsets(header.tensors));
   const uint64_t data_bytes = file_bytes - kHeaderLengthBytes - json.size();
   if (covered != data_bytes) {

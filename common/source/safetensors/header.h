@@ -44,9 +44,21 @@ struct HeaderTensor {
   uint64_t end = 0;    // one past the last byte; end - begin is what the shape needs
 };
 
+// Keys that a header states more than once. Other programs may take the first value, or refuse.
+struct RepeatedKeys {
+  static constexpr size_t kMostNames = 3;
+  void Add(const std::string& key) {
+    if (count++ < kMostNames) names.push_back(key);
+  }
+  uint64_t count = 0;
+  std::vector<std::string> names;  // the first ones
+};
+
 struct SafetensorsHeader {
   std::vector<HeaderTensor> tensors;  // sorted by name, names unique
   std::map<std::string, std::string> metadata;
+  RepeatedKeys repeated_tensors;
+  RepeatedKeys repeated_metadata;
 };
 
 // The length N of the JSON. `start` holds the first bytes of the file, at least

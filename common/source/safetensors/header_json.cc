@@ -149,7 +149,8 @@ bool HeaderSax::Uint64(uint64_t value) {
 bool HeaderSax::String(const char* text, Size size, bool /*copy*/) {
   std::string value(text, size);
   if (state_ == State::kMetadataString) {
-    header_.metadata.insert_or_assign(std::move(metadata_key_), std::move(value));
+    const auto [at, is_new] = header_.metadata.insert_or_assign(std::move(metadata_key_), std::move(value));
+    if (!is_new) header_.repeated_metadata.Add(at->first);
     state_ = State::kMetadata;
     return true;
   }

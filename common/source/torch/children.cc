@@ -28,9 +28,10 @@ class Adder {
     if (fits_) budget_ -= cost;
     return fits_;
   }
-  bool Add(std::string name, const Value* value, EntryKind kind = EntryKind::kParameter) {
+  bool Add(std::string name, const Value* value, EntryKind kind = EntryKind::kParameter,
+           const Value* key = nullptr) {
     if (!Pay(sizeof(Child) + name.size())) return false;
-    out_.push_back({std::move(name), value, kind});
+    out_.push_back({std::move(name), value, kind, key});
     return true;
   }
 
@@ -49,7 +50,7 @@ void AddItems(Items items, Adder& out) {
 void AddEntries(const Value* dict, Adder& out) {
   if (dict == nullptr) return;
   for (const Entry& entry : dict->entries()) {
-    if (!out.Add(KeyText(*entry.key), entry.value)) return;
+    if (!out.Add(KeyText(*entry.key), entry.value, EntryKind::kParameter, entry.key)) return;
   }
 }
 

@@ -15,6 +15,7 @@ struct Child {
   std::string name;
   const pickle::Value* value = nullptr;
   EntryKind kind = EntryKind::kParameter;
+  const pickle::Value* key = nullptr;  // of an entry
 };
 
 // Adds the values in a container or a record, in the order of the file. A module that was saved

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "common/base/escape.h"
+#include "common/base/json.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/source/text.h"
@@ -29,10 +30,12 @@ constexpr size_t kCostOfVisit = 64;
 
 class Walk {
  public:
-  Walk(const File& file, std::span<const Value* const> left_out, const Claim& claim)
+  Walk(const File& file, std::span<const Value* const> left_out, const Claim& claim,
+       bool with_types)
       : file_(file),
         left_out_(left_out),
         claim_(claim),
+        with_types_(with_types),
         budget_(kFreeCost + kCostPerByte * file.pickle_bytes) {}
 
   absl::StatusOr<Flattened> Run(const Value& value, const std::string& prefix) {
@@ -98,6 +101,7 @@ class Walk {
     if (!json.has_value()) {
       return AddOpaque(value.is(Kind::kText) ? "builtins.str" : "builtins.bytes");
     }
+    CKPTD_RETURN_IF_ERROR(NoteTypes(&value));
     return AddValue(*std::move(json));
   }
 
@@ -116,6 +120,7 @@ class Walk {
     if (!ChildrenOf(container, budget_, children)) return TooManyNames();
     if (frames_.empty()) RemoveLeftOut(children);
     if (children.empty() && !in_record && !path_.empty()) {
+      CKPTD_RETURN_IF_ERROR(NoteTypes(&container));
       CKPTD_RETURN_IF_ERROR(AddValue(container.is(Kind::kDict) ? "{}" : "[]"));
     }
     frames_.push_back({&container, std::move(children), 0, path_.size(), in_record});
@@ -148,6 +153,7 @@ class Walk {
     const auto [at, is_new] = by_elements_.emplace(std::move(elements), found_.size());
     if (is_new) found_.push_back({**std::move(tensor), kind});
     names_.push_back({path_, at->second});
+    CKPTD_RETURN_IF_ERROR(NoteTypes(nullptr));
     CKPTD_RETURN_IF_ERROR(RefuseAttributes(value));
     return true;
   }
@@ -166,6 +172,40 @@ class Walk {
                       {{"file", file_.file.path}}));
       }
     }
+    return absl::OkStatus();
+  }
+
+  // Whether a key is told by its text in a path: it has no dot, and is no number of a list.
+  static bool IsPlainKey(const Value& key) {
+    const std::string_view text = key.text();
+    return key.is(Kind::kText) && text.find('.') == std::string_view::npos &&
+           text.find_first_not_of("0123456789") != std::string_view::npos;
+  }
+
+  // Notes what the path does not tell of itself and of `leaf`, or of a tensor (nullptr).
+  absl::Status NoteTypes(const Value* leaf) {
+    if (!with_types_) return absl::OkStatus();
+    bool is_needed = false;
+    std::string path;
+    for (const Frame& frame : frames_) {
+      const Child& child = frame.children[frame.next - 1];
+      const bool is_entry = child.key != nullptr;
+      const Kind kind = frame.container->kind();
+      if (kind == Kind::kRecord) return absl::OkStatus();
+      const auto key = is_entry ? TypedJson(*child.key, kMaxNameBytes) : child.name;
+      if (!key.has_value()) return absl::OkStatus();
+      is_needed = is_needed || kind == Kind::kTuple || (is_entry && !IsPlainKey(*child.key));
+      path += fmt::format("{}[\"{}\", {}]", path.empty() ? "" : ", ",
+                          is_entry ? "dict" : kind == Kind::kTuple ? "tuple" : "list", *key);
+    }
+    std::string types = fmt::format("\"path\": [{}]", path);
+    const bool has_type = leaf != nullptr && (leaf->is(Kind::kBytes) || leaf->is(Kind::kComplex) ||
+                                              leaf->is(Kind::kSet) || leaf->is(Kind::kTuple));
+    const auto value = has_type ? TypedJson(*leaf, 2 * kMaxValueBytes) : std::nullopt;
+    if (value.has_value()) types += fmt::format(", \"value\": {}", *value);
+    if (!is_needed && !value.has_value()) return absl::OkStatus();
+    CKPTD_RETURN_IF_ERROR(Pay(types.size()));
+    out_.types.emplace(path_, std::move(types));
     return absl::OkStatus();
   }
 
@@ -226,6 +266,7 @@ class Walk {
     for (const std::string& name : twice_) {
       out_.values.erase(name);
       out_.opaque.erase(name);
+      out_.types.erase(name);
       out_.refused.insert_or_assign(
           name, MakeError(absl::StatusCode::kUnimplemented, reason::kSourceUnsupported,
                           "it is one of several things that are called so; rename its keys",
@@ -253,6 +294,7 @@ class Walk {
   const File& file_;
   const std::span<const Value* const> left_out_;
   const Claim& claim_;
+  const bool with_types_;
   size_t budget_;
   std::string path_;
   std::vector<Frame> frames_;
@@ -267,8 +309,18 @@ class Walk {
 }  // namespace
 
 absl::StatusOr<Flattened> Flatten(const File& file, const Value& value, const std::string& prefix,
-                                  std::span<const Value* const> left_out, const Claim& claim) {
-  return Walk(file, left_out, claim).Run(value, prefix);
+                                  std::span<const Value* const> left_out, const Claim& claim,
+                                  bool with_types) {
+  return Walk(file, left_out, claim, with_types).Run(value, prefix);
+}
+
+void AddTypes(const std::map<std::string, std::string>& types, const std::string& below,
+              size_t others, std::map<std::string, std::string>& values) {
+  const std::string head = JsonString(below, JsonCharacters::kUtf8);
+  for (const auto& [name, json] : types) {
+    if (values.size() + others >= kMaxSourceValues) return;
+    values.emplace(".types." + name, fmt::format("{{\"below\": {}, {}}}", head, json));
+  }
 }
 
 void SetSigns(const Tensor& tensor, TensorEntry& entry) {

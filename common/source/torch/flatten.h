@@ -36,6 +36,9 @@ struct Flattened {
   std::map<std::string, std::string> aliases;  // a later path to the same tensor -> its name
   std::map<std::string, std::string> values;   // path -> JSON, with NaN and Infinity as Python's
   std::map<std::string, std::string> opaque;   // path -> "module.Name"; what is in it is no value
+  // Path of a value or a tensor -> what its path and its JSON do not tell of types, for AddTypes;
+  // if that was asked for.
+  std::map<std::string, std::string> types;
   // Path -> why what is there cannot be read: tensors of other kinds, those that are attributes of
   // others, and several things that have one name.
   std::map<std::string, absl::Status> refused;
@@ -57,7 +60,15 @@ using Claim = std::function<absl::StatusOr<bool>(const std::string& path,
 absl::StatusOr<Flattened> Flatten(const File& file, const pickle::Value& value,
                                   const std::string& prefix,
                                   std::span<const pickle::Value* const> left_out = {},
-                                  const Claim& claim = {});
+                                  const Claim& claim = {}, bool with_types = false);
+
+// Adds `types` to the values of a source, each under ".types." and its name: {"below": "scheduler",
+// "path": [["dict", 5], ["tuple", 0]], "value": ["bytes", "AA=="]}. The path is what lies below the
+// name `below`: kinds of containers, with keys and values as TypedJson has them. A name without an
+// entry is split at its dots: keys are texts, and numbers from 0 on are those of a list. What would
+// make more than kMaxSourceValues of `values` and `others` more is left out.
+void AddTypes(const std::map<std::string, std::string>& types, const std::string& below,
+              size_t others, std::map<std::string, std::string>& values);
 
 // Says which numbers have the other sign in their file.
 void SetSigns(const Tensor& tensor, TensorEntry& entry);

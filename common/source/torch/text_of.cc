@@ -5,6 +5,7 @@
 #include <cmath>
 #include <string_view>
 
+#include "absl/strings/escaping.h"
 #include "common/base/json.h"
 
 namespace ckptd::torch {
@@ -102,6 +103,43 @@ std::optional<std::string> SetJson(const Value& value, size_t limit) {
   return out + "]";
 }
 
+// As Python's float.fromhex() reads it.
+std::string HexJson(double number) {
+  const bool is_finite = std::isfinite(number);
+  return JsonString(is_finite ? fmt::format("{:a}", number) : FloatText(number, "nan", "inf"),
+                    JsonCharacters::kUtf8);
+}
+
+std::optional<std::string> Typed(const Value& value, size_t limit, int depth) {
+  if (value.text().size() > limit) return std::nullopt;
+  switch (value.kind()) {
+    case Kind::kFloat:
+      return fmt::format("[\"float\", {}]", HexJson(value.real()));
+    case Kind::kComplex:
+      return fmt::format("[\"complex\", [{}, {}]]", HexJson(value.real()),
+                         HexJson(value.imaginary()));
+    case Kind::kBytes:
+      return fmt::format("[\"bytes\", \"{}\"]",
+                         absl::Base64Escape({value.text().data(), value.text().size()}));
+    case Kind::kTuple:
+    case Kind::kSet: {
+      std::string out = value.is(Kind::kSet) ? "[\"set\", [" : "[\"tuple\", [";
+      bool is_first = true;
+      for (const Value* item : value.items()) {
+        const auto json = depth < kDeepestKey ? Typed(*item, limit, depth + 1) : std::nullopt;
+        if (!json.has_value() || out.size() + json->size() > limit) return std::nullopt;
+        out += (is_first ? "" : ", ") + *json;
+        is_first = false;
+      }
+      return out + "]]";
+    }
+    case Kind::kSymbol:
+      return std::nullopt;
+    default:
+      return PlainJson(value, limit);
+  }
+}
+
 }  // namespace
 
 std::string KeyText(const Value& key) {
@@ -131,6 +169,10 @@ std::optional<std::string> PlainJson(const Value& value, size_t limit) {
     default:
       return std::nullopt;
   }
+}
+
+std::optional<std::string> TypedJson(const Value& value, size_t limit) {
+  return Typed(value, limit, 0);
 }
 
 }  // namespace ckptd::torch

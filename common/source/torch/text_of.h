@@ -17,6 +17,12 @@ std::string KeyText(const pickle::Value& key);
 // sets as lists); nullopt: a container, a record, or longer than `limit` bytes.
 std::optional<std::string> PlainJson(const pickle::Value& value, size_t limit);
 
+// A plain value as JSON that tells its type: null, booleans, integers and texts as they are, others
+// as [type, content], such as ["bytes", base64], ["float", hexadecimal], ["tuple", [...]], ["set",
+// [...]] and ["complex", [real, imaginary]]. nullopt: another kind, nested deep, or longer than
+// `limit` bytes.
+std::optional<std::string> TypedJson(const pickle::Value& value, size_t limit);
+
 }  // namespace ckptd::torch
 
 #endif  // CKPTD_COMMON_SOURCE_TORCH_TEXT_OF_H_

@@ -31,11 +31,17 @@ HostMemoryOptions WithDefaults(HostMemoryOptions options) {
   return options;
 }
 
+MemoryClaims::Levels LevelsOf(const MemoryClaims::Available& available,
+                              const MemoryClaims::Levels& levels) {
+  return levels == nullptr ? MemoryClaims::OfMachine(available) : levels;
+}
+
 }  // namespace
 
 Arena::Arena(HostMemoryOptions options)
     : options_(WithDefaults(std::move(options))),
-      claims_(options_.claims_path, options_.claims_holder, options_.available_memory),
+      claims_(options_.claims_path, options_.claims_holder,
+              LevelsOf(options_.available_memory, options_.memory_levels)),
       ownership_check_works_(options_.ownership_check && OwnershipCheckWorks(options_.folder)),
       last_use_(std::chrono::steady_clock::now()) {
   MutexLock lock(mutex_);

@@ -81,6 +81,8 @@ struct HostMemoryOptions {
   std::optional<uint64_t> load_reserve_bytes = {};
   // Bytes that the system still has: AvailableMemory, unless a test sets another function.
   std::function<absl::StatusOr<uint64_t>()> available_memory = nullptr;
+  // The same, for the machine and each control group: MemoryLevels. None: available_memory alone.
+  MemoryClaims::Levels memory_levels = nullptr;
   // The file in which this host's daemons claim memory, see MemoryClaims. Empty: they do not.
   std::string claims_path = {};
   std::string claims_holder = {};  // see MemoryClaims

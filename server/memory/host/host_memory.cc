@@ -82,6 +82,7 @@ absl::StatusOr<std::unique_ptr<HostMemory>> HostMemory::Create(HostMemoryOptions
   }
   if (options.available_memory == nullptr) {
     options.available_memory = [] { return AvailableMemory(); };
+    options.memory_levels = [] { return MemoryLevels(); };
   }
   if (!options.fill_reserve_bytes.has_value()) {
     options.fill_reserve_bytes = TotalMemory().value_or(0) / 10;

@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <limits>
 #include <thread>
 #include <utility>
 
+#include "common/base/checked_math.h"
 #include "common/base/escape.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -20,6 +22,8 @@ namespace {
 // A claim locks the first bytes of a slot, as many bytes as it claims.
 constexpr int64_t kSlotBytes = int64_t{1} << 50;
 constexpr int64_t kSlots = 512;  // a host's daemons have two or three claims each at most
+// How often the groups that this process is in may change while it claims.
+constexpr int kMostLooks = 3;
 // The byte after the slots is a mutex: who looks at the claims or adds one locks it.
 constexpr int64_t kMutexByte = kSlots * kSlotBytes;
 // For tidying up, which another process can do as well.
@@ -117,10 +121,27 @@ absl::StatusOr<UniqueFd> OpenAndLock(const std::string& path, const std::string&
   return UniqueFd();
 }
 
-// Needs the mutex byte to be locked.
+// Needs the machine's mutex byte to be locked.
 void RemoveUnused(const UniqueFd& file, const std::string& path) {
-  WriteHolder(file, "");
-  if (ClaimedByOthers(file) == 0 && IsAt(file, path)) ::unlink(path.c_str());
+  if (file.valid() && ClaimedByOthers(file) == 0 && IsAt(file, path)) ::unlink(path.c_str());
+}
+
+// The file of a level. The machine's has no name added to it.
+std::string PathOf(const std::string& path, const std::string& level) {
+  return level == kMachineLevel ? path : path + "." + level;
+}
+
+uint64_t LeftOf(const MemoryClaims::Answer& answer) {
+  return answer.available - std::min(answer.available, answer.claimed);
+}
+
+// Whether `a` is the worse of two levels for a claim of `need` bytes. One that never has them comes
+// before one that others have claimed.
+bool Decides(const MemoryClaims::Answer& a, const MemoryClaims::Answer& b, uint64_t need) {
+  const auto rank = [need](const MemoryClaims::Answer& answer) {
+    return std::pair(answer.available >= need, LeftOf(answer));
+  };
+  return rank(a) < rank(b);
 }
 
 }  // namespace
@@ -128,61 +149,120 @@ void RemoveUnused(const UniqueFd& file, const std::string& path) {
 MemoryClaim& MemoryClaim::operator=(MemoryClaim&& other) noexcept {
   if (this != &other) {
     End();
-    file_ = std::move(other.file_);
-    path_ = std::move(other.path_);
-    slot_ = other.slot_;
+    parts_ = std::move(other.parts_);
   }
   return *this;
 }
 
-bool MemoryClaim::LockSlot(uint64_t bytes) {
+bool MemoryClaim::LockSlots(uint64_t bytes) {
   const auto length = static_cast<int64_t>(std::min(bytes, uint64_t{kSlotBytes}));
-  if (!file_.valid() || length == 0) return true;
-  for (slot_ = 0; slot_ < kMutexByte; slot_ += kSlotBytes) {
-    if (SetLock(file_, F_WRLCK, slot_, length) == 0) return true;
+  for (Part& part : parts_) {
+    if (!part.file.valid() || length == 0) continue;
+    for (part.slot = 0; part.slot < kMutexByte; part.slot += kSlotBytes) {
+      if (SetLock(part.file, F_WRLCK, part.slot, length) == 0) break;
+    }
+    if (part.slot == kMutexByte) return false;
   }
-  return false;
+  return true;
 }
 
 void MemoryClaim::Lower(uint64_t bytes) {
-  if (!file_.valid() || bytes >= static_cast<uint64_t>(kSlotBytes)) return;
+  if (bytes >= static_cast<uint64_t>(kSlotBytes)) return;
   const auto kept = static_cast<int64_t>(bytes);
-  SetLock(file_, F_UNLCK, slot_ + kept, kSlotBytes - kept);
+  for (const Part& part : parts_) {
+    if (part.file.valid()) SetLock(part.file, F_UNLCK, part.slot + kept, kSlotBytes - kept);
+  }
 }
 
 void MemoryClaim::End() {
-  if (!file_.valid()) return;
+  if (parts_.empty() || !parts_.front().file.valid()) return;
   Lower(0);
-  if (LockMutexByte(file_, kTidyPatience) == 0) RemoveUnused(file_, path_);
-  file_.Reset();
+  const Part& machine = parts_.front();
+  if (LockMutexByte(machine.file, kTidyPatience) == 0 && IsAt(machine.file, machine.path)) {
+    WriteHolder(machine.file, "");
+    // Its file goes last: who makes a new one does not wait for this lock.
+    for (auto part = parts_.rbegin(); part != parts_.rend(); ++part) {
+      RemoveUnused(part->file, part->path);
+    }
+  }
+  parts_.clear();
 }
 
-MemoryClaims::MemoryClaims(std::string path, std::string holder, Available available,
+MemoryClaims::MemoryClaims(std::string path, std::string holder, Levels levels,
                            std::chrono::nanoseconds patience)
     : path_(std::move(path)),
       holder_(std::move(holder)),
-      available_(std::move(available)),
+      levels_(std::move(levels)),
       patience_(patience) {}
+
+MemoryClaims::Levels MemoryClaims::OfMachine(Available available) {
+  return [available = std::move(available)]() -> absl::StatusOr<std::vector<MemoryLevel>> {
+    CKPTD_ASSIGN_OR_RETURN(const uint64_t left, available());
+    return std::vector<MemoryLevel>{{kMachineLevel, left, left}};
+  };
+}
 
 MemoryClaims::~MemoryClaims() {
   if (path_.empty()) return;
   const UniqueFd file = OpenFile(path_, 0);
-  if (file.valid() && LockMutexByte(file, kTidyPatience) == 0) RemoveUnused(file, path_);
+  if (!file.valid() || LockMutexByte(file, kTidyPatience) != 0) return;
+  WriteHolder(file, "");
+  RemoveUnused(file, path_);
+}
+
+std::vector<uint64_t> MemoryClaim::ClaimedBesides() const {
+  std::vector<uint64_t> claimed;
+  for (const Part& part : parts_) {
+    claimed.push_back(part.file.valid() ? ClaimedByOthers(part.file) : 0);
+  }
+  return claimed;
+}
+
+bool MemoryClaims::HasOpen(const MemoryClaim& claim, const std::vector<MemoryLevel>& levels) const {
+  return std::ranges::equal(claim.parts_, levels, [this](const auto& part, const auto& level) {
+    return part.path == PathOf(path_, level.name);
+  });
+}
+
+void MemoryClaims::OpenAll(const std::vector<MemoryLevel>& levels, MemoryClaim& claim) const {
+  claim.parts_.resize(1);
+  for (size_t i = 1; i < levels.size(); ++i) {
+    MemoryClaim::Part& part = claim.parts_.emplace_back();
+    part.path = PathOf(path_, levels[i].name);
+    if (claim.parts_.front().file.valid()) part.file = OpenFile(part.path, O_CREAT);
+  }
+}
+
+absl::StatusOr<MemoryClaims::Answer> MemoryClaims::Look(uint64_t need, MemoryClaim& claim) const {
+  std::vector<uint64_t> claimed;
+  std::vector<MemoryLevel> levels;
+  for (int looks = 1; looks <= kMostLooks; ++looks) {
+    // Claims are read before the available memory. A claim that ends in between is still counted,
+    // or its memory is no longer available.
+    claimed = claim.ClaimedBesides();
+    CKPTD_ASSIGN_OR_RETURN(levels, levels_());
+    if (HasOpen(claim, levels)) break;
+    OpenAll(levels, claim);
+  }
+  claimed.resize(levels.size());
+  Answer worst;
+  for (size_t i = 0; i < levels.size(); ++i) {
+    Answer answer{levels[i].left, claimed[i], {}};
+    if (i == 0 || Decides(answer, worst, need)) worst = std::move(answer);
+  }
+  return worst;
 }
 
 absl::StatusOr<MemoryClaims::Answer> MemoryClaims::Claim(uint64_t bytes, uint64_t spare) const {
   CKPTD_ASSIGN_OR_RETURN(UniqueFd file, OpenAndLock(path_, holder_, patience_));
-  MemoryClaim claim(std::move(file), path_);
-  Answer answer;
-  // Claims are read before the available memory. A claim that ends in between is still counted,
-  // or its memory is no longer available.
-  if (claim.file_.valid()) answer.claimed = ClaimedByOthers(claim.file_);
-  CKPTD_ASSIGN_OR_RETURN(answer.available, available_());
-  const uint64_t left = answer.available - std::min(answer.available, answer.claimed);
-  if (left < bytes || left - bytes < spare || !claim.LockSlot(bytes)) return answer;
-  if (claim.file_.valid()) {
-    WriteHolder(claim.file_, "");
-    SetLock(claim.file_, F_UNLCK, kMutexByte, 1);
+  MemoryClaim claim;
+  claim.parts_.push_back({std::move(file), path_});
+  const uint64_t need = CheckedAdd(bytes, spare).value_or(std::numeric_limits<uint64_t>::max());
+  CKPTD_ASSIGN_OR_RETURN(Answer answer, Look(need, claim));
+  if (LeftOf(answer) < need || !claim.LockSlots(bytes)) return answer;
+  if (const UniqueFd& machine = claim.parts_.front().file; machine.valid()) {
+    WriteHolder(machine, "");
+    SetLock(machine, F_UNLCK, kMutexByte, 1);
   }
   answer.claim = std::move(claim);
   return answer;

@@ -25,6 +25,8 @@ namespace {
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 constexpr int kContentSeals = F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 constexpr mode_t kWriteBits = S_IWUSR | S_IWGRP | S_IWOTH;
+constexpr mode_t kModeBits = S_IRWXU | S_IRWXG | S_IRWXO;
+constexpr int kReopenAttempts = 1000;
 
 absl::Status SegmentError(int error, const std::string& doing) {
   const absl::Status status = ErrnoStatus(error, doing);
@@ -73,14 +75,26 @@ absl::StatusOr<UniqueFd> MakeFile(const std::string& folder, uint64_t bytes, std
                                folder, bytes));
 }
 
-// Opens a new open file description of the same memory.
+// Gives the memory's owner the permission that `flags` need, and takes none away.
+bool AllowOwner(int fd, int flags) {
+  const mode_t needed = (flags & O_ACCMODE) == O_RDONLY ? S_IRUSR : S_IRUSR | S_IWUSR;
+  struct stat info = {};
+  return ::fstat(fd, &info) == 0 && ::fchmod(fd, (info.st_mode & kModeBits) | needed) == 0;
+}
+
+// Opens a new open file description of the same memory. A client of our user may change the mode of
+// the memory that it got, so the mode is mended. A client that does so all the time wins some
+// rounds, hence the attempts.
 absl::StatusOr<UniqueFd> Reopen(int fd, int flags) {
   const std::string path = fmt::format("/proc/self/fd/{}", fd);
-  UniqueFd reopened(::open(path.c_str(), flags | O_CLOEXEC));
-  if (!reopened.valid()) {
-    return SegmentError(errno, "re-opening " + path + " (is /proc mounted here?)");
+  int error = 0;
+  for (int attempt = 0; attempt < kReopenAttempts; ++attempt) {
+    UniqueFd reopened(::open(path.c_str(), flags | O_CLOEXEC));
+    if (reopened.valid()) return reopened;
+    error = errno;
+    if (error != EACCES || !AllowOwner(fd, flags)) break;
   }
-  return reopened;
+  return SegmentError(error, "re-opening " + path + " (is /proc mounted here?)");
 }
 
 // True if the kernel grants a write lease on `fd`: then no other open file description that the

@@ -13,12 +13,15 @@ import mmap
 import os
 import pathlib
 import warnings
+from typing import Optional
 
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
+
+import resuming
 
 
 @dataclasses.dataclass
@@ -28,6 +31,8 @@ class Job:
     saved: pathlib.Path  # DCP checkpoint of the same number of ranks
     saved_elsewhere: pathlib.Path  # DCP checkpoint of another number of ranks
     pickled: pathlib.Path  # folder of one file of torch
+    training: pathlib.Path  # folder of what resuming.save writes
+    optimizer: Optional[torch.optim.Optimizer] = None  # of those that put a training back
     keep: list = dataclasses.field(default_factory=list)  # outlives the clock
     state: dict = dataclasses.field(default_factory=dict)  # rank 0's, by PREPARE
 
@@ -281,6 +286,7 @@ READERS = {
 }
 CONTENDERS = {
     SAVE: save_for_dcp,
+    resuming.SAVE: resuming.save,
     SAFETENSORS: ckptd_no_digests,
     "ckptd, digests on": ckptd_digests,
     "ckptd, re-attach": ckptd_digests,
@@ -304,15 +310,26 @@ CONTENDERS = {
     "DCP Hugging Face reader": dcp_hugging_face,
     "safetensors get_slice + clone": slice_and_clone,
     "mmap views": mmap_views,
+    **resuming.CONTENDERS,
 }
 # Checkpoints that are read in place of the source.
 READS = {"dcp.load, same layout": "saved", "dcp.load, resharded": "saved_elsewhere",
          **{name: what for name, (_, what) in READERS.items()},
-         **dict(zip(SOURCES, ("pickled", "saved", "saved_elsewhere")))}
+         **dict(zip(SOURCES, ("pickled", "saved", "saved_elsewhere"))), **dict.fromkeys(resuming.CONTENDERS, "training")}
 # What is done before the clock starts.
-PREPARE = {**{name: state_in_memory for name in CONTENDERS if "in memory" in name}, **dict.fromkeys(READERS, real_memory)}
-OURS = [name for name in CONTENDERS if name.startswith("ckptd")]
-RIVALS = [name for name in CONTENDERS if name not in (*OURS, SAVE)]
+PREPARE = {**{name: state_in_memory for name in CONTENDERS if "in memory" in name}, **dict.fromkeys(READERS, real_memory),
+           **dict.fromkeys(resuming.CONTENDERS, resuming.prepare)}
+
+
+def is_ours(name):
+    """Whether the daemons load it."""
+    return name.startswith("ckptd")
+
+
+# What loads weights.
+OURS = [name for name in CONTENDERS if is_ours(name) and name not in resuming.CONTENDERS]
+RIVALS = [name for name in CONTENDERS
+          if not is_ours(name) and name not in (SAVE, resuming.SAVE, *resuming.CONTENDERS)]
 # Of ours, those that run accelerate's own code, or look for it.
 OVER_ACCELERATE = ["ckptd load_checkpoint_in_model"]
 # What these load is handed over for good. Memory that was lent to be read cannot be, and has to be

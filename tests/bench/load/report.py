@@ -3,6 +3,7 @@
 import statistics
 
 import contenders
+import resuming
 from rounds import COLD_FLOOR, WARM_FLOOR
 
 # dcp.load: with our reader, with torch's, how many times as fast.
@@ -81,6 +82,14 @@ def originals(table, found, pairs):
     for ours, theirs, target in pairs:
         owner = theirs.split()[0].rstrip(",")
         table.at_least(f"{ours}, vs {owner}'s", median(found[theirs]) / median(found[ours]), target)
+
+
+def resume(table, found):
+    """A training's states are twice its model's bytes: these are put back at the weights' speed."""
+    table.at_least("GB/s of a training / GB/s of its weights",
+                   3 * median(found[resuming.WEIGHTS]) / median(found[resuming.OURS]), 1.0)
+    table.plain("load_training_state, vs torch's", f"{median(found[resuming.TORCH]) / median(found[resuming.OURS]):.2f} x")
+    originals(table, found, [(f"ckptd load_state, {kind}", f"accelerate load_state, {kind}", 5) for kind in resuming.KINDS])
 
 
 def memory(table, samples, nbytes):

@@ -23,6 +23,7 @@ from torch.distributed.fsdp import fully_shard  # noqa: E402
 import contenders  # noqa: E402
 import floors  # noqa: E402
 import model as llama  # noqa: E402
+import resuming  # noqa: E402
 
 PAGE = 4096
 
@@ -64,21 +65,27 @@ def pass_gate(gate, rank):
     time.sleep(max(0.0, float(pathlib.Path(gate).read_text()) - time.monotonic()))
 
 
-def touch(model):
+def touch(parts):
     total = 0
-    for parameter in model.parameters():
-        local = parameter.to_local().reshape(-1)
+    for local in parts.values():
+        local = local.reshape(-1)
         if local.numel():
             total += int(local.view(torch.uint8)[::PAGE].sum())
     return total
 
 
-def checksums(model):
+def parts_of(job):
+    """name -> what this rank has of a parameter, or of a state of the optimizer."""
+    parts = {name: parameter.detach().to_local() for name, parameter in job.model.named_parameters()}
+    return {**parts, **(resuming.states(job) if job.optimizer else {})}
+
+
+def checksums(parts):
     sums = {}
-    for name, parameter in model.named_parameters():
-        local = parameter.to_local().contiguous().reshape(-1)
-        data = local.view(torch.uint8).numpy() if local.numel() else b""
-        sums[name] = [list(parameter.to_local().shape), zlib.crc32(data)]
+    for name, local in parts.items():
+        flat = local.contiguous().reshape(-1)
+        data = flat.view(torch.uint8).numpy() if flat.numel() else b""
+        sums[name] = [list(local.shape), zlib.crc32(data)]
     return sums
 
 
@@ -96,10 +103,10 @@ def import_for(contender):
     """What its calls would import otherwise, on the clock."""
     import torch.distributed.checkpoint.state_dict  # noqa: F401
 
-    if contender in contenders.OURS:
+    if contenders.is_ours(contender):
         import ckptd.torch  # noqa: F401
         import grpc  # noqa: F401
-    if contender.startswith("accelerate") or contender in contenders.OVER_ACCELERATE:
+    if contender.startswith("accelerate") or contender in (*contenders.OVER_ACCELERATE, *resuming.CONTENDERS):
         import accelerate.utils.fsdp_utils  # noqa: F401
 
 
@@ -109,7 +116,8 @@ def main(spec_path, rank):
     store = dist.FileStore(spec["store"], spec["ranks"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=spec["ranks"])
     model = Stripped(build(spec["bytes"]))
-    job = contenders.Job(model, *(pathlib.Path(spec[k]) for k in ("source", "saved", "saved_elsewhere", "pickled")))
+    folders = ("source", "saved", "saved_elsewhere", "pickled", "training")
+    job = contenders.Job(model, *(pathlib.Path(spec[folder]) for folder in folders))
     import_for(spec["contender"])
     # Some systems take pages back that nobody has used for a few seconds.
     floors.touch_files(spec["warm"][rank::spec["ranks"]])
@@ -120,13 +128,13 @@ def main(spec_path, rank):
     start = together()
     contenders.CONTENDERS[spec["contender"]](job)
     loaded = time.monotonic() - start
-    touch(model)
+    touch(parts_of(job))
     result = {"loaded": loaded, "touched": time.monotonic() - start}
     dist.barrier()
     result["memory"] = {key: [before[key], value] for key, value in memory().items()}
     dist.barrier()
     if spec["check"]:
-        result["checksums"] = checksums(model)
+        result["checksums"] = checksums(parts_of(job))
     if job.keep and hasattr(job.keep[0], "seconds"):
         result["stages"] = job.keep[0].seconds
     written = pathlib.Path(spec["folder"], f"rank-{rank}.part")

@@ -15,6 +15,7 @@ import time
 from typing import NamedTuple, Optional
 
 from ._errors import InvalidArgument, PermissionDenied, Unavailable
+from ._trusted_path import why_unsafe
 
 # torchrun, Slurm, Open MPI, MPICH: the first that is set counts.
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -200,10 +201,7 @@ def lost(address: Address, details: str) -> Exception:
 
 
 def _trusted_uids() -> set:
-    """Users of whose daemons this process takes weights.
-
-    Root may use every daemon, as it may read every process's memory.
-    """
+    """Users of whose daemons this process takes weights. Root has to name others, too."""
     named = os.environ.get(_DAEMON_UID, "")
     if not named:
         return {0, os.geteuid()}
@@ -221,18 +219,30 @@ def _trusted_uids() -> set:
 def _check_owner(address: Address, connection: socket.socket) -> bool:
     """Refuses weights of another user, who made a socket where a daemon's was expected.
 
+    Refuses a path that such a user could put another socket in, too: gRPC connects by it again.
     Whether the daemon is a foreign one: it has another user, or is in another PID namespace.
     """
     pid, uid, _ = struct.unpack(
         "3I", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     )
-    if os.geteuid() != 0 and uid not in _trusted_uids():
+    trusted = _trusted_uids()
+    facts = {"address": address.path, "chosen_by": address.chosen_by, "uid": str(uid)}
+    if uid not in trusted:
         raise PermissionDenied(
             f"connecting to the ckptd daemon at {address}: user {uid} listens there, neither this "
             "user nor root; start the daemon as this user, name another with address=, or say that "
             f"user {uid} is to be trusted with the weights of this process ({_DAEMON_UID}={uid})",
             "DAEMON_UNREACHABLE",
-            {"address": address.path, "chosen_by": address.chosen_by, "uid": str(uid)},
+            facts,
+        )
+    why = why_unsafe(address.path, trusted)
+    if why:
+        raise PermissionDenied(
+            f"connecting to the ckptd daemon at {address}: {why}, so another user could put a socket "
+            "there; choose a run directory in folders of this user or root's (CKPTD_RUN_DIR), or name "
+            f"a user to trust ({_DAEMON_UID})",
+            "DAEMON_UNREACHABLE",
+            facts,
         )
     return uid != os.geteuid() or pid == 0 or _is_in_inner_namespace(pid)
 
@@ -261,7 +271,8 @@ def wait_until_listening(address: Address, timeout: float) -> bool:
 
     Waits up to `timeout` seconds for a daemon that is still starting. It uses a plain connect,
     which needs no gRPC and tells exactly why it fails. Raises PermissionDenied for a socket of a
-    user other than this one, root, and the one in CKPTD_DAEMON_UID, unless this user is root.
+    user other than this one, root, and the one in CKPTD_DAEMON_UID, and for one in a folder that
+    another user could change.
     """
     deadline = time.monotonic() + timeout
     while True:

@@ -46,7 +46,7 @@ def on_torch_import() -> None:
                 "or to 0"
             )
     for name in dict.fromkeys(names):
-        _after_import(*_LIBRARIES[name])
+        after_import(*_LIBRARIES[name])
 
 
 def _patch_transformers(fallback: Optional[str]) -> None:
@@ -68,7 +68,7 @@ _LIBRARIES = {
 }
 
 
-def _after_import(name: str, patch: Callable[[Optional[str]], None]) -> None:
+def after_import(name: str, patch: Callable[[Optional[str]], None]) -> None:
     """Runs `patch` once module `name` has been imported: now, or at the end of its import."""
 
     def run() -> None:

@@ -46,6 +46,7 @@ _LONGEST_PAUSE = 1.0
 # LAST_SECONDS remain for a new daemon to answer.
 GONE_SECONDS = 8.0
 LAST_SECONDS = 2.0
+_NO_THREAD = "Server Threadpool Exhausted"  # gRPC's own answer, which no code of the daemon sees
 _ADMIN_SOCKET = ".admin.sock"
 
 
@@ -172,6 +173,13 @@ class Connection:
             return deadline.exceeded(doing, f"the daemon at {self.address}")
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return _not_served(self.address, doing, error.details())
+        if error.details() == _NO_THREAD:
+            return make(
+                8,
+                f"{doing}: the daemon at {self.address} has as many calls as it serves at once; ask again later",
+                "TOO_MANY_WAITING",
+                {"address": self.address.path, "chosen_by": self.address.chosen_by},
+            )
         number = code.value[0] if isinstance(code.value, tuple) else code.value
         return make(number, f"{doing}: {error.details()}")
 

@@ -18,6 +18,7 @@
 #include "common/source/path_text.h"
 #include "common/source/piece.h"
 #include "common/source/text.h"
+#include "common/source/torch/flatten.h"
 
 namespace ckptd::dcp {
 namespace {
@@ -186,6 +187,11 @@ absl::Status Builder::AddValues(const std::string& name, const ObjectValues& val
   };
   add(values.values, index_.values);
   add(values.opaque, index_.opaque);
+  if (folder_.part == "extra") {
+    std::map<std::string, std::string> types;
+    add(values.types, types);
+    torch::AddTypes(types, name, index_.opaque.size(), index_.values);
+  }
   const bool fits = index_.values.size() + index_.opaque.size() <= kMaxSourceValues;
   return fits ? absl::OkStatus() : AboveLimit("plain values", kMaxSourceValues);
 }

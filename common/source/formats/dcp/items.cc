@@ -60,10 +60,12 @@ std::string Below(const std::string& path) { return path.size() > 1 ? path.subst
 
 absl::StatusOr<ObjectValues> ValuesOf(const torch::File& file) {
   CKPTD_ASSIGN_OR_RETURN(const torch::Flattened flat,
-                         torch::Flatten(file, *file.document.root, kPrefix));
+                         torch::Flatten(file, *file.document.root, kPrefix, {}, {},
+                                        /*with_types=*/true));
   ObjectValues out;
   for (const auto& [path, value] : flat.values) out.values.emplace(Below(path), value);
   for (const auto& [path, name] : flat.opaque) out.opaque.emplace(Below(path), name);
+  for (const auto& [path, types] : flat.types) out.types.emplace(Below(path), types);
   return out;
 }
 
@@ -227,7 +229,7 @@ absl::StatusOr<ObjectValues> ItemReader::ReadObject(const Item& item) {
   absl::StatusOr<ObjectValues> values = file.ok() ? ValuesOf(*file) : file.status();
   if (!values.ok()) {
     if (!IsAboutContent(values.status())) return values.status();
-    values = ObjectValues{{}, {{"", "bytes"}}};
+    values = ObjectValues{{}, {{"", "bytes"}}, {}};
   }
   if (!key.empty()) {
     if (known_.objects.size() == kMostKnown) known_.objects.clear();

@@ -39,6 +39,7 @@ struct ItemTensor {
 struct ObjectValues {
   std::map<std::string, std::string> values;  // as CheckpointIndex::values
   std::map<std::string, std::string> opaque;
+  std::map<std::string, std::string> types;  // as torch::Flattened::types
 };
 
 // Tensors and objects by the bytes of the pickles that describe them: thousands of items have the

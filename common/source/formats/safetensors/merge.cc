@@ -96,6 +96,7 @@ absl::Status IndexMerger::Add(SafetensorsFile file) {
     return WithFact(WithContext(begins.status(), "reading the header of " + file.file.path), "file",
                     file.file.path);
   }
+  RemarkRepeated(file);
   const auto number = static_cast<uint32_t>(index_.files.size());
   if (index_.tensors.empty()) index_.tensors.reserve(file.header.tensors.size());
   for (HeaderTensor& tensor : file.header.tensors) {
@@ -110,6 +111,18 @@ absl::Status IndexMerger::Add(SafetensorsFile file) {
   index_.metadata.insert(file.header.metadata.begin(), file.header.metadata.end());
   metadata_.push_back(std::move(file.header.metadata));
   return absl::OkStatus();
+}
+
+void IndexMerger::RemarkRepeated(const SafetensorsFile& file) {
+  const auto remark = [&](const RepeatedKeys& repeated, std::string_view what) {
+    if (repeated.count == 0) return;
+    remarks_.push_back(fmt::format(
+        "the header of {} says more than once what {} of its {} are, and the last one counts: {}{}",
+        file.file.path, repeated.count, what, Listed(repeated.names),
+        repeated.count > repeated.names.size() ? " ..." : ""));
+  };
+  remark(file.header.repeated_tensors, "tensors");
+  remark(file.header.repeated_metadata, "metadata keys");
 }
 
 absl::StatusOr<CheckpointIndex> IndexMerger::Finish() {

@@ -48,6 +48,7 @@ class IndexMerger {
   const std::vector<std::string>& remarks() const { return remarks_; }
 
  private:
+  void RemarkRepeated(const SafetensorsFile& file);
   absl::Status ResolveDuplicates();
   // Makes the first of a tensor's chunks all of it.
   absl::Status Join(std::span<TensorEntry> chunks);

@@ -31,6 +31,7 @@ torch::PartOptions OptionsOf(const Listing& listing, const LocatedFiles& located
                              const std::string& name) {
   torch::PartOptions options;
   options.strips_wrappers = !listing.is_folder && !located.index.has_value();
+  options.keeps_types = listing.part == "extra";
   // A file of a folder is one part already.
   const bool is_other = !listing.part.empty() && listing.part != "model";
   if (!listing.is_folder) {

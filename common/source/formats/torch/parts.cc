@@ -221,15 +221,19 @@ absl::Status Taker::TakeExtra() {
   for (const Entry& entry : {model_, optimizer_}) {
     if (entry.key != nullptr) others.push_back(entry.value);
   }
-  CKPTD_ASSIGN_OR_RETURN(Flattened flat, Flatten(file_, root_, options_.prefix, others));
+  CKPTD_ASSIGN_OR_RETURN(Flattened flat, Flatten(file_, root_, options_.prefix, others, {},
+                                                 options_.keeps_types));
+  AddTypes(flat.types, options_.prefix, flat.opaque.size(), flat.values);
   Add(std::move(flat), kExtraGroup);
   return absl::OkStatus();
 }
 
 // Everything by its full name; what an optimizer keeps is known by its key.
 absl::Status Taker::TakeAll() {
-  CKPTD_ASSIGN_OR_RETURN(Flattened flat, Flatten(file_, root_, options_.prefix));
+  CKPTD_ASSIGN_OR_RETURN(
+      Flattened flat, Flatten(file_, root_, options_.prefix, {}, {}, options_.keeps_types));
   CKPTD_RETURN_IF_ERROR(CheckReadable(flat));
+  AddTypes(flat.types, options_.prefix, flat.opaque.size(), flat.values);
   if (!flat.tensors.empty() && flat.tensors.front().name.empty() && !root_.is(Kind::kDict)) {
     flat.tensors.front().name = kAlone;
   }

@@ -33,6 +33,8 @@ struct PartOptions {
   bool strips_wrappers = false;
   // Whether an object without a tensor is no error: not of a model.
   bool may_lack_tensors = false;
+  // Whether types that names and JSON do not tell are among the values, as AddTypes has them.
+  bool keeps_types = false;
 };
 
 // The tensors and values of a file. A file whose root is a dict with "state_dict", "model" and the

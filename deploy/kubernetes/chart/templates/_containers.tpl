@@ -52,6 +52,10 @@
   value: /etc/ckptd/peers/key
 {{- end }}
 {{- end }}
+{{- if .Values.daemon.slabs }}
+- name: CKPTD_SLAB_DIR
+  value: /slabs
+{{- end }}
 {{- with .Values.load.source }}
 - name: CKPTD_LOAD
   value: {{ . }}
@@ -171,7 +175,12 @@ lifecycle:
   mountPath: /dev/shm
 {{- end -}}
 
-{{- define "ckptd.peersMount" -}}
+{{/* Mounts that only the daemons need. */}}
+{{- define "ckptd.daemonMounts" -}}
+{{- if .Values.daemon.slabs }}
+- name: slabs
+  mountPath: /slabs
+{{- end }}
 {{- if include "ckptd.several" . }}
 - name: peers
   mountPath: /etc/ckptd/peers
@@ -239,7 +248,7 @@ livenessProbe:
 {{ include "ckptd.drain" . }}
 volumeMounts:
   {{- include "ckptd.commonMounts" . | nindent 2 }}
-  {{- include "ckptd.peersMount" . | trim | nindent 2 }}
+  {{- include "ckptd.daemonMounts" . | trim | nindent 2 }}
 {{- end -}}
 
 {{/* The trainer beside a sidecar, or with daemons under `ckptd launch` in the same container. */}}
@@ -306,6 +315,6 @@ volumeMounts:
   {{- toYaml . | nindent 2 }}
   {{- end }}
   {{- if $supervised }}
-  {{- include "ckptd.peersMount" . | trim | nindent 2 }}
+  {{- include "ckptd.daemonMounts" . | trim | nindent 2 }}
   {{- end }}
 {{- end -}}

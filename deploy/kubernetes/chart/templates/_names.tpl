@@ -15,6 +15,9 @@
 {{- if and (eq .Values.daemon.memory "cuda") (eq .Values.form "sidecar") (ne .Values.gpus.access "dra") -}}
 {{- fail "daemon.memory cuda in a sidecar: two containers share GPUs only by a claim, so set gpus.access to dra, or form to supervisor" -}}
 {{- end -}}
+{{- if and .Values.daemon.slabs (eq .Values.daemon.memory "cuda") -}}
+{{- fail "daemon.slabs: GPU memory is no file, so leave it out, or set daemon.memory to host" -}}
+{{- end -}}
 {{- if and .Values.trainer.waitFor (ne .Values.form "sidecar") -}}
 {{- fail "trainer.waitFor: an init container waits beside a sidecar; for the form supervisor set load.readyWhen" -}}
 {{- end -}}

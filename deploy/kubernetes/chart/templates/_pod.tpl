@@ -73,6 +73,12 @@ spec:
       emptyDir:
         medium: Memory
         sizeLimit: 8Gi
+    {{- with .Values.daemon.slabs }}
+    - name: slabs
+      emptyDir:
+        medium: Memory
+        sizeLimit: {{ . }}
+    {{- end }}
     {{- if ne .Values.form "node" }}
     - name: tmp
       emptyDir:

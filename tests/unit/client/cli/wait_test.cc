@@ -1,8 +1,11 @@
 // `ckptctl wait` against a fake daemon.
 #include <gmock/gmock.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <sstream>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,6 +18,7 @@ namespace {
 
 using fake::FakeDaemon;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr auto kActive = v1::Checkpoint::STATE_ACTIVE;
 constexpr auto kLoading = v1::Checkpoint::STATE_LOADING;
@@ -63,6 +67,24 @@ TEST_F(WaitTest, NoDaemonInTimeIsUnreachable) {
   const Outcome outcome = Wait({"--timeout", "300ms"});
   EXPECT_EQ(outcome.code, kExitUnreachable);
   EXPECT_THAT(outcome.err, HasSubstr("waiting for the group: not within 300 ms: connecting to the daemon at"));
+}
+
+TEST_F(WaitTest, AnotherUserIsToldWhyAndDoesNotWaitForTheGroup) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can act as another user";
+  Outcome group;
+  Outcome active;
+  std::thread([&] {
+    // This system call changes this thread only. The folder of the socket is closed to that user.
+    ASSERT_EQ(::syscall(SYS_setresuid, -1, 43'210, -1), 0);
+    group = Wait({"--timeout", "10m"});
+    active = Wait({"--for", "active=/models/tiny", "--timeout", "300ms"});
+  }).join();
+  EXPECT_NE(group.code, kExitFine);
+  EXPECT_THAT(group.err, HasSubstr("--for active=NAME"));
+  EXPECT_THAT(group.err, HasSubstr("in the group that the daemon's --allow-gid names"));
+  EXPECT_EQ(active.code, group.code);
+  EXPECT_THAT(active.err, HasSubstr("not within 300 ms: connecting to the daemon at"));
+  EXPECT_THAT(active.err, Not(HasSubstr("no daemon answers yet"))) << "its daemons may run";
 }
 
 TEST_F(WaitTest, AGroupThatStaysIncompleteNamesWhomItWaitsFor) {

@@ -83,21 +83,32 @@ TEST(ClientConnect, RefusesASocketThatAnotherUserListensOn) {
   ConnectOptions options;
   options.address.argument = folder / "s";
   options.connect_timeout = std::chrono::milliseconds(500);
-  ASSERT_EQ(::chmod((folder / "").c_str(), 0777), 0);
+  ASSERT_EQ(::chmod((folder / "").c_str(), 01777), 0);
   UnixListener listener;
   {
     const AsUser stranger(65534);  // the kernel records the user who calls listen
     listener = UnixListener::Open(options.address.argument, 0777).value();
   }
-  {
-    const AsUser other(65533);
+  for (const uid_t uid : {65533, 0}) {
+    const AsUser other(uid);
     const auto client = Client::Connect(options);
     EXPECT_THAT(client.status(),
                 FailsWith(absl::StatusCode::kPermissionDenied, reason::kDaemonUnreachable));
     EXPECT_THAT(client.status(), Says("user 65534 listens there"));
   }
-  // root may use any daemon
-  EXPECT_THAT(Client::Connect(options).status(), Says("has not answered"));
+  for (const char* named : {"65534", "nobody"}) {
+    ASSERT_EQ(::setenv("CKPTD_DAEMON_UID", named, 1), 0);
+    EXPECT_THAT(Client::Connect(options).status(), Says("has not answered"));
+  }
+  ::unsetenv("CKPTD_DAEMON_UID");
+}
+
+TEST_F(ClientTest, RefusesASocketThatAnotherUserCouldReplace) {
+  Connect();
+  ASSERT_EQ(::chmod((daemon_.dir() / "").c_str(), 0777), 0);
+  const absl::Status refused = Client::Connect(Options()).status();
+  EXPECT_THAT(refused, FailsWith(absl::StatusCode::kPermissionDenied, reason::kDaemonUnreachable));
+  EXPECT_THAT(refused, Says("other users may write in " + daemon_.dir().path()));
 }
 
 TEST_F(ClientTest, SendsWhatIsToBeLoadedAndWhetherItWillBeAcquired) {

@@ -66,6 +66,14 @@ TEST(StatusFromGrpc, NeverMakesAnErrorOutOfRangeOk) {
   EXPECT_EQ(Convert({static_cast<grpc::StatusCode>(code), "x"}).code(), absl::StatusCode::kUnknown);
 }
 
+TEST(StatusFromGrpc, GivesAReasonWhereTheServerHasNoThreadForACall) {
+  const absl::Status busy = Convert({grpc::StatusCode::RESOURCE_EXHAUSTED, "Server Threadpool Exhausted"});
+  EXPECT_THAT(busy, FailsWith(absl::StatusCode::kResourceExhausted, reason::kTooManyWaiting));
+  EXPECT_THAT(busy, Says("ask again later"));
+  const absl::Status other = Convert({grpc::StatusCode::RESOURCE_EXHAUSTED, "message larger than max"});
+  EXPECT_EQ(ReasonOf(other), "RESOURCE_EXHAUSTED");
+}
+
 TEST(CheckActive, SaysWhyALoadFailed) {
   v1::Checkpoint checkpoint;
   checkpoint.set_state(v1::Checkpoint::STATE_FAILED);

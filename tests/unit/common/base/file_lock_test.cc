@@ -85,5 +85,15 @@ TEST_F(FileLockTest, IsNeverHeldTwiceWhileItsFileComesAndGoes) {
   EXPECT_GT(taken, 100);
 }
 
+TEST(FileLock, TellsWhetherItsFileIsStillThere) {
+  const TempFolder folder;
+  ASSERT_OK_AND_ASSIGN(const FileLock lock, FileLock::Take(folder / "lock"));
+  EXPECT_TRUE(lock.IsThere());
+  ASSERT_EQ(::unlink((folder / "lock").c_str()), 0);
+  EXPECT_FALSE(lock.IsThere());
+  folder.Write("lock", "another one");
+  EXPECT_FALSE(lock.IsThere());
+}
+
 }  // namespace
 }  // namespace ckptd

@@ -432,6 +432,21 @@ TEST(OpenSettledCheckpoint, ReadsFilesOnlyOnceALaterWriteMustShow) {
   EXPECT_OK(CheckUnchanged(index));
 }
 
+TEST(OpenCheckpoint, RemarksOnKeysThatAHeaderStatesTwice) {
+  const TempFolder folder;
+  const std::string path = folder.Write(
+      "m.safetensors", FileBytes(R"({"__metadata__":{"k":"1","k":"2","once":""},)"
+                                 R"("a":{"dtype":"I8","shape":[1],"data_offsets":[0,1]},)"
+                                 R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                                 "x"));
+  ASSERT_OK_AND_ASSIGN(const OpenedCheckpoint opened, OpenWithRemarks(path));
+  EXPECT_EQ(opened.index.Find("a")->dtype, Dtype::kU8);
+  const std::string header = "the header of " + path + " says more than once what 1 of its ";
+  EXPECT_THAT(opened.remarks,
+              testing::ElementsAre(header + "tensors are, and the last one counts: \"a\"",
+                                   header + "metadata keys are, and the last one counts: \"k\""));
+}
+
 TEST_F(CheckUnchangedTest, NoticesANewSize) {
   ASSERT_EQ(::truncate(path_.c_str(), 5), 0);
   ExpectChanged("its size changed");

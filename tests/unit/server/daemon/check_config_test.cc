@@ -96,6 +96,7 @@ INSTANTIATE_TEST_SUITE_P(
         Spoiled{[](Config& c) { c.idle = "rest"; }, "--idle rest: use keep or release"},
         Spoiled{[](Config& c) { c.allow_uid = "1001"; }, "--allow-uid"},
         Spoiled{[](Config& c) { c.allow_gid = "no such group"; }, "--allow-gid no such group"},
+        Spoiled{[](Config& c) { c.allow_gid = "7,8"; }, "It is one group, as the sockets have one"},
         Spoiled{[](Config& c) { c.allow_gid = "4294967295"; }, "--allow-gid 4294967295"},
         Spoiled{[](Config& c) { c.allow_gid = "7", c.allow_uid = "1001,nobody here"; },
                 "--allow-uid nobody here"},

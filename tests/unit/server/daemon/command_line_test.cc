@@ -102,6 +102,8 @@ TEST(CommandLine, LingersForSecondsMinutesOrHours) {
     ASSERT_OK_AND_ASSIGN(const CommandLine line, Parse({"launch", "--detach", "--linger", text}));
     EXPECT_TRUE(line.launch.detach);
     EXPECT_EQ(line.launch.linger, seconds) << text;
+    ASSERT_OK_AND_ASSIGN(const CommandLine keep, Parse({"keep", "--linger", text}));
+    EXPECT_EQ(keep.keep.linger, seconds) << text;
   }
   EXPECT_THAT(Parse({"launch", "--linger", "2 weeks"}).status(),
               FailsWith(absl::StatusCode::kInvalidArgument, reason::kConfigInvalid));

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -46,6 +47,18 @@ TEST_F(JobLockTest, TellsWhoHasItAndHowManyDaemonsItStarts) {
   EXPECT_EQ(holder.nproc, 3);
   EXPECT_FALSE(holder.elsewhere);
   EXPECT_TRUE(IsHeld(LockJob(config_, options_).status()));
+}
+
+TEST_F(JobLockTest, ToEndAJobNobodyNamesTheGroupThatItLetIn) {
+  config_.allow_gid = std::to_string(::getegid());
+  ASSERT_OK(LockJob(config_, options_));
+  config_.allow_gid = "";
+  EXPECT_OK(LockJobToEnd(config_, options_));
+  struct stat info = {};
+  ASSERT_EQ(::stat((folder_ / "default").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0750u) << "clients of that group may still be there";
+  ASSERT_EQ(::chmod((folder_ / "default").c_str(), 0770), 0);
+  EXPECT_THAT(LockJobToEnd(config_, options_).status(), Says("nobody else can enter"));
 }
 
 TEST_F(JobLockTest, ALaterProcessOfTheSameNumberIsNotTakenForTheHolder) {

@@ -7,8 +7,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -176,6 +178,35 @@ TEST(EndChildren, KillsWhatLivesOnWhenPatienceEnds) {
   const std::map<pid_t, int> ends = EndChildren({deaf}, std::chrono::milliseconds(50));
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(60));
   EXPECT_EQ(DescribeExit(ends.at(deaf)), "signal 9 (Killed)");
+}
+
+// In a process of its own, which adopts nothing of other tests.
+int ExitCodeIn(const std::function<int()>& work) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(work());
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return ExitCodeOf(status);
+}
+
+TEST(EndOrphans, EndsWhatACommandHasLeftBehindAndNoOther) {
+  EXPECT_EQ(ExitCodeIn([] {
+              AdoptOrphans();
+              const pid_t ours = StartShell("echo x >/proc/self/fd/$OUT; exec sleep 100");
+              // Its children have sessions of their own, as torchrun's workers do. One ignores SIGTERM.
+              const pid_t command = StartShell(
+                  "setsid sleep 1001 & setsid sh -c 'trap \"\" TERM; echo x >/proc/self/fd/'$OUT'; sleep 1002' & "
+                  "wait");
+              ::kill(command, SIGKILL);
+              ::waitpid(command, nullptr, 0);
+              EndOrphans({ours}, std::chrono::milliseconds(200));
+              const bool alive = ::waitpid(ours, nullptr, WNOHANG) == 0;
+              ::kill(ours, SIGKILL);
+              ::waitpid(ours, nullptr, 0);
+              const bool none_left = ::waitpid(-1, nullptr, WNOHANG) == -1 && errno == ECHILD;
+              return (alive ? 0 : 1) + (none_left ? 0 : 2);
+            }),
+            0);
 }
 
 TEST(EndChildren, OneThatWasReapedHasNoEnd) {

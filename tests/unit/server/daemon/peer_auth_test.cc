@@ -17,6 +17,8 @@ namespace {
 constexpr char kCertificate[] = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
 constexpr char kKey[] = "-----BEGIN EC PRIVATE KEY-----\nAAAA\n-----END EC PRIVATE KEY-----\n";
 
+constexpr char kGroupKey[] = "9d0c1be75f3a4682d19b7ec0a35f8264";
+
 class PeerAuth : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -67,17 +69,17 @@ TEST_F(PeerAuth, IsOffOnlyWhenAskedFor) {
 TEST_F(PeerAuth, AKeyFromAFileAndFromTheEnvironmentIsTheSame) {
   ForgetCertificates();
   config_.world_size = 4;
-  environment_[kGroupKeyVariable] = std::string(64, 'a');
+  environment_[kGroupKeyVariable] = kGroupKey;
   ASSERT_OK_AND_ASSIGN(const PeerSecurity from_environment, Read());
   EXPECT_TRUE(from_environment.enabled());
   environment_.clear();
-  config_.group_key_file = File("key", std::string(64, 'a') + "\n");
+  config_.group_key_file = File("key", std::string(kGroupKey) + "\n");
   ASSERT_OK_AND_ASSIGN(const PeerSecurity from_file, Read());
   EXPECT_EQ(from_environment.authorities, from_file.authorities);
 }
 
 TEST_F(PeerAuth, TwoWaysAtOnceAreRefused) {
-  environment_[kGroupKeyVariable] = std::string(64, 'a');
+  environment_[kGroupKeyVariable] = kGroupKey;
   EXPECT_THAT(Read(), Says("not two of them"));
   ForgetCertificates();
   config_.peer_auth = "none";

@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <string>
+#include <utility>
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -68,7 +69,7 @@ TEST(RunDirectory, IsGivenToTheGroupThatMayAttach) {
 
 TEST(RunDirectory, OfAGroupThatTheDaemonIsNotInIsRefused) {
   const TempFolder folder;
-  ASSERT_EQ(::chmod(folder.path().c_str(), 0777), 0);
+  ASSERT_EQ(::chmod(folder.path().c_str(), 01777), 0);
   const pid_t child = ::fork();
   if (child == 0) {
     if (::geteuid() == 0 && (::setgroups(0, nullptr) != 0 || ::setresgid(65534, 65534, 65534) != 0 ||
@@ -84,6 +85,46 @@ TEST(RunDirectory, OfAGroupThatTheDaemonIsNotInIsRefused) {
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
+}
+
+TEST(RunDirectory, HasTheSameModeWhateverTheUmask) {
+  for (const mode_t umask : {0000, 0022, 0777}) {
+    const TempFolder folder;
+    const mode_t before = ::umask(umask);
+    const absl::Status made = MakeRunDirectory(folder / "user/run/job");
+    ::umask(before);
+    ASSERT_OK(made);
+    for (const auto& [path, widest] : {std::pair("user", 0755u), {"user/run", 0755u}, {"user/run/job", 0700u}}) {
+      struct stat info = {};
+      ASSERT_EQ(::stat((folder / path).c_str(), &info), 0);
+      EXPECT_EQ(info.st_mode & 0777, (widest & ~umask) | 0700) << path << " under umask " << umask;
+    }
+  }
+}
+
+TEST(RunDirectory, ThatOthersCouldReplaceIsRefused) {
+  const TempFolder folder;
+  ASSERT_OK(MakeRunDirectory(folder / "run/job"));
+  for (const mode_t mode : {0777, 0775}) {
+    ASSERT_EQ(::chmod((folder / "run").c_str(), mode), 0);
+    for (const char* path : {"run/job", "run/new/job"}) {
+      const absl::Status made = MakeRunDirectory(folder / path);
+      EXPECT_THAT(made, FailsWith(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid));
+      EXPECT_THAT(made, Says("other users may write in " + folder / "run"));
+    }
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder / "run/new")) << "nothing is made there";
+  ASSERT_EQ(::chmod((folder / "run").c_str(), 01777), 0);
+  EXPECT_OK(MakeRunDirectory(folder / "run/job")) << "as in /tmp";
+}
+
+TEST(RunDirectory, InAFolderOfAnotherUserIsRefusedToRootAsWell) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give folders away";
+  const TempFolder folder;
+  ASSERT_OK(MakeRunDirectory(folder / "run/job"));
+  ASSERT_EQ(::chown((folder / "run").c_str(), 43'000, 43'000), 0);
+  EXPECT_THAT(MakeRunDirectory(folder / "run/job"), Says("run belongs to user 43000"));
+  EXPECT_THAT(MakeRunDirectory(folder / "run/other/job"), Says("run belongs to user 43000"));
 }
 
 TEST(RunDirectory, ThatIsALinkIsRefused) {

@@ -3,12 +3,15 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "common/base/reasons.h"
 #include "server/keeper/slab_folder.h"
@@ -48,6 +51,32 @@ TEST(SlabDir, EachRankOfEachJobHasAFolderOfItsOwn) {
   EXPECT_THAT(MakeSlabFolder(WithSlabDir(memory.path())), Says("nobody else can enter"));
 }
 
+TEST(SlabDir, ThatOthersCouldReplaceIsRefused) {
+  const TempFolder memory("/dev/shm");
+  ASSERT_OK(MakeSlabFolder(WithSlabDir(memory.path())));
+  ASSERT_EQ(::chmod(memory.path().c_str(), 0777), 0);
+  EXPECT_THAT(MakeSlabFolder(WithSlabDir(memory.path())),
+              FailsWith(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid));
+  EXPECT_THAT(MakeSlabFolder(WithSlabDir(memory.path())), Says("other users may write in " + memory.path()));
+}
+
+TEST(SlabDir, ThatCannotBeWrittenToIsRefusedBeforeALoadFails) {
+  const TempFolder memory("/dev/shm");
+  const auto refused = [&] {
+    const Config config = WithSlabDir(memory.path());
+    ASSERT_OK_AND_ASSIGN(const std::string folder, MakeSlabFolder(config));
+    ASSERT_EQ(::chmod(folder.c_str(), 0500), 0);
+    EXPECT_THAT(MakeSlabFolder(config), Says("let this daemon's user write there"));
+  };
+  if (::geteuid() != 0) return refused();
+  ASSERT_EQ(::chown(memory.path().c_str(), 43'210, static_cast<gid_t>(-1)), 0);
+  std::thread([&] {
+    // This system call changes this thread only.
+    ASSERT_EQ(::syscall(SYS_setresuid, -1, 43'210, -1), 0);
+    refused();
+  }).join();
+}
+
 TEST(SlabDir, WithoutRoomForTheBudgetIsRefusedWithTheNumbers) {
   Config config = WithSlabDir("/dev/shm");
   config.memory_budget = "8000TB";
@@ -58,6 +87,32 @@ TEST(SlabDir, WithoutRoomForTheBudgetIsRefusedWithTheNumbers) {
   EXPECT_OK(SlabFolderBytes(config, "/dev/shm", 0));
   EXPECT_THAT(RefuseSlabDirOnGpu(config), Says("--memory host"));
   EXPECT_OK(RefuseSlabDirOnGpu(Config()));
+}
+
+// Whether the next process has a checkpoint whose files a reader of the same user forbade to all.
+bool ComesBackAfterAReaderForbadeIt() {
+  const TempFolder folder("/dev/shm");
+  const auto next = [&folder] {
+    return std::make_unique<KeepingProcess>(SlabFolder::Open(folder.path()).value(), 1,
+                                            MakeSmallMemory(4, folder.path()));
+  };
+  auto process = next();
+  if (!process->Load().ok()) return false;
+  for (const auto& file : std::filesystem::directory_iterator(folder.path())) {
+    if (!file.path().string().ends_with("#0")) ::chmod(file.path().c_str(), 0);
+  }
+  process.reset();
+  process = next();
+  return process->Active() == std::vector<std::string>{kKeptName};
+}
+
+TEST(SlabFolder, TheNextProcessHasWhatAReaderTookThePermissionsFrom) {
+  EXPECT_EXIT(
+      {
+        if (::geteuid() == 0 && ::setresuid(65534, 65534, 65534) != 0) ::_exit(2);
+        ::_exit(ComesBackAfterAReaderForbadeIt() ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
 }
 
 // One process after the other in one folder.

@@ -9,11 +9,13 @@
 #include <unistd.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "common/base/fd_passing.h"
 #include "common/base/reasons.h"
 #include "server/keeper/keeper_client.h"
 #include "server/keeper/keeper_wire.h"
@@ -102,6 +104,19 @@ TEST_F(KeeperTest, TheNextProcessGetsWhatAnEarlierOneHasPut) {
   EXPECT_EQ(InodeOf(left.at("a").back()), small);
   ASSERT_EQ(left.at("b").size(), 3 * kMaxFdsPerMessage + 1);
   EXPECT_EQ(InodeOf(left.at("b").back()), large);
+}
+
+TEST_F(KeeperTest, ADaemonTakesNoKeeperOfAnotherUser) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be several users";
+  const std::string path = folder_ / "theirs";
+  UnixListener listener;
+  ASSERT_EQ(::chmod(folder_.path().c_str(), 01777), 0);
+  ASSERT_EQ(::seteuid(43'000), 0);  // the kernel records the user who calls listen
+  listener = UnixListener::Open(path, 0777, std::nullopt, SOCK_SEQPACKET).value();
+  ASSERT_EQ(::seteuid(0), 0);
+  EXPECT_THAT(ConnectToKeeper(path, Soon()),
+              FailsWith(absl::StatusCode::kPermissionDenied, reason::kConfigInvalid));
+  EXPECT_THAT(ConnectToKeeper(path, Soon()), Says("user 43000 listens there"));
 }
 
 TEST_F(KeeperTest, OwnersGetTheirOwn) {

@@ -144,6 +144,17 @@ TEST_F(NodeTest, NothingIsLookedAtBelowTheFolderThatTheDaemonHappensToRunIn) {
   EXPECT_THAT(node_->Plan(devices, Soon()), refused);
 }
 
+TEST_F(NodeTest, ADryRunOfAnotherRanksLayoutIsRefused) {
+  RankLayout layout;
+  layout.rank = 5;
+  layout.world_size = 9;
+  LoadRequest request = RuleRequest("fsdp:5", source_.path());
+  request.layout = std::make_shared<const RankLayout>(layout);
+  const absl::Status refused = node_->Plan(request, Soon()).status();
+  EXPECT_THAT(refused, FailsWith(absl::StatusCode::kInvalidArgument, reason::kWrongRank));
+  EXPECT_THAT(refused, Says("the tensors of rank 5, this daemon serves rank 0"));
+}
+
 TEST_F(NodeTest, ADryRunOfMoreThanFitsBesideTheShardsIsRefused) {
   const LoadRequest request = RuleRequest("fsdp:64", source_.path());
   EXPECT_OK(PlanDry(request, 0, Soon(), 1000));

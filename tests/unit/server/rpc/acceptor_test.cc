@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <iterator>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -72,17 +73,44 @@ bool NobodyAnswers(const UniqueFd& client) {
   return ::poll(&polled, 1, 100) == 0;
 }
 
+void Say(const UniqueFd& client, std::string_view what) {
+  // The other side may have closed it.
+  (void)::send(client.get(), what.data(), what.size(), MSG_NOSIGNAL);
+}
+
+void ExpectClosed(const UniqueFd& client) {
+  pollfd polled = {client.get(), POLLIN, 0};
+  ASSERT_EQ(::poll(&polled, 1, 20'000), 1) << "it is kept";
+  char byte = 0;
+  EXPECT_LE(::recv(client.get(), &byte, 1, 0), 0) << "the other side closed it";
+}
+
 class AcceptorTest : public ::testing::Test {
  protected:
   void Start(double may_open = 0.75) {
-    const auto take = [this](UniqueFd fd) {
+    const auto take = [this](UniqueFd& fd) {
       MutexLock lock(mutex_);
+      if (full_) return Acceptor::Taken::kLater;
       taken_.push_back(std::move(fd));
       changed_.NotifyAll();
+      return Acceptor::Taken::kYes;
     };
     ASSERT_OK_AND_ASSIGN(listener_, ListenTcp("127.0.0.1:0"));
-    ASSERT_OK_AND_ASSIGN(acceptor_,
-                         Acceptor::Start(listener_.socket.get(), "here", may_open, take));
+    ASSERT_OK_AND_ASSIGN(acceptor_, Acceptor::Start(listener_.socket.get(),
+                                                    {.address = "here",
+                                                     .may_open = may_open,
+                                                     .most_waiting = kMostWaiting,
+                                                     .take = take}));
+  }
+  void SetFull(bool full) {
+    MutexLock lock(mutex_);
+    full_ = full;
+  }
+  UniqueFd Caller(std::string_view says) const {
+    UniqueFd client = Socket();
+    EXPECT_EQ(Connect(client, listener_.port), 0);
+    Say(client, says);
+    return client;
   }
   bool WaitFor(size_t count) {
     MutexLock lock(mutex_);
@@ -91,8 +119,10 @@ class AcceptorTest : public ::testing::Test {
     });
   }
 
+  static constexpr size_t kMostWaiting = 10;
   TcpListener listener_;
   Mutex mutex_;
+  bool full_ ABSL_GUARDED_BY(mutex_) = false;
   CondVar changed_;
   std::vector<UniqueFd> taken_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Acceptor> acceptor_;  // destroyed first
@@ -101,11 +131,39 @@ class AcceptorTest : public ::testing::Test {
 TEST_F(AcceptorTest, GivesEveryConnectionOnce) {
   Start();
   std::vector<UniqueFd> clients;
-  for (int i = 0; i < 200; ++i) {
-    clients.push_back(Socket());
-    ASSERT_EQ(Connect(clients.back(), listener_.port), 0);
-  }
+  for (int i = 0; i < 200; ++i) clients.push_back(Caller("hello"));
   EXPECT_TRUE(WaitFor(200));
+}
+
+TEST_F(AcceptorTest, GivesAConnectionOnOnceItsCallerSpeaks) {
+  Start();
+  const UniqueFd silent = Caller("");
+  const UniqueFd client = Caller("hello");
+  ASSERT_TRUE(WaitFor(1));
+  Say(silent, "hello");
+  EXPECT_TRUE(WaitFor(2));
+}
+
+TEST_F(AcceptorTest, ClosesTheOldestSilentConnectionsAndServesWhoSpeaks) {
+  Start();
+  std::vector<UniqueFd> silent;
+  for (size_t i = 0; i < 3 * kMostWaiting; ++i) silent.push_back(Caller(""));
+  const UniqueFd client = Caller("hello");
+  ASSERT_TRUE(WaitFor(1));
+  for (size_t i = 0; i < 2 * kMostWaiting; ++i) ExpectClosed(silent[i]);
+  for (size_t i = 2 * kMostWaiting; i < silent.size(); ++i) Say(silent[i], "hello");
+  EXPECT_TRUE(WaitFor(1 + kMostWaiting)) << "the youngest were kept";
+}
+
+TEST_F(AcceptorTest, OffersAConnectionAgainWhereThereWasNoRoom) {
+  Start();
+  SetFull(true);
+  const UniqueFd client = Caller("hello");
+  std::vector<UniqueFd> silent;
+  for (size_t i = 0; i < 3 * kMostWaiting; ++i) silent.push_back(Caller(""));
+  ExpectClosed(silent.front());  // and not the client, which is older
+  SetFull(false);
+  EXPECT_TRUE(WaitFor(1));
 }
 
 TEST_F(AcceptorTest, GoesOnWhenThereAreDescriptorsAgain) {
@@ -116,6 +174,7 @@ TEST_F(AcceptorTest, GoesOnWhenThereAreDescriptorsAgain) {
     const FileLimit limit(128);
     const std::vector<UniqueFd> all = TakeAll();
     ASSERT_EQ(Connect(client, listener_.port), 0);
+    Say(client, "hello");
     EXPECT_TRUE(NobodyAnswers(client));
     MutexLock lock(mutex_);
     EXPECT_TRUE(taken_.empty());
@@ -131,15 +190,9 @@ TEST_P(AcceptorsShare, OfTheDescriptorsIsNotExceeded) {
   Start(most / 200.0);
   std::vector<UniqueFd> kept;
   for (UniqueFd fd(::dup(0)); fd.get() < most; fd = UniqueFd(::dup(0))) kept.push_back(std::move(fd));
-  const UniqueFd client = Socket();
-  ASSERT_EQ(Connect(client, listener_.port), 0);
-  pollfd polled = {client.get(), POLLIN, 0};
-  ASSERT_EQ(::poll(&polled, 1, 20'000), 1) << "it is kept";
-  char byte = 0;
-  EXPECT_EQ(::recv(client.get(), &byte, 1, 0), 0) << "the other side closed it";
+  ExpectClosed(Caller("hello"));
   kept.clear();
-  const UniqueFd next = Socket();
-  ASSERT_EQ(Connect(next, listener_.port), 0);
+  const UniqueFd next = Caller("hello");
   EXPECT_TRUE(WaitFor(1));
 }
 
@@ -172,7 +225,9 @@ TEST(GrpcServerWithoutDescriptors, AnswersAgainOnceThereAreSome) {
     // starts.
     const bool silent = std::any_of(std::begin(clients), std::end(clients), [&](const UniqueFd& client) {
       all.push_back(TakeAll());
-      return Connect(client, server->port()) == 0 && NobodyAnswers(client);
+      const bool connected = Connect(client, server->port()) == 0;
+      Say(client, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+      return connected && NobodyAnswers(client);
     });
     ASSERT_TRUE(silent);
   }

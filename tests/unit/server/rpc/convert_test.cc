@@ -2,12 +2,16 @@
 #include "server/rpc/convert.h"
 
 #include <gmock/gmock.h>
+#include <google/protobuf/message.h>
+#include <google/protobuf/unknown_field_set.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "common/base/reasons.h"
 #include "common/wire/layout.h"
@@ -62,6 +66,33 @@ TEST(ConvertLayout, KeepsTargetsWithoutShapes) {
   for (TargetSpec& target : layout.targets) target.expected_shape.reset();
   ASSERT_OK_AND_ASSIGN(const RankLayout back, FromProto(ToProto(layout)));
   EXPECT_EQ(LayoutDigest(back), LayoutDigest(layout));
+}
+
+// A field of a later version: number 99, the value 1.
+void AddUnknown(google::protobuf::Message& message) {
+  message.GetReflection()->MutableUnknownFields(&message)->AddVarint(99, 1);
+}
+
+TEST(ConvertLayout, RefusesAFieldThatItDoesNotKnowWhereverItIs) {
+  const auto whole = ToProto(RichLayout());
+  ASSERT_OK(FromProto(whole));
+  for (const auto& add : std::vector<std::function<void(v1::RankLayout&)>>{
+           [](auto& layout) { AddUnknown(layout); },
+           [](auto& layout) { AddUnknown(*layout.mutable_meshes(0)); },
+           [](auto& layout) { AddUnknown(*layout.mutable_shardings(1)); },
+           [](auto& layout) { AddUnknown(*layout.mutable_shardings(0)->mutable_placements(1)); },
+           [](auto& layout) { AddUnknown(*layout.mutable_shardings(2)->mutable_boxes(0)); },
+           [](auto& layout) { AddUnknown(*layout.mutable_flat_parameters(0)); },
+       }) {
+    v1::RankLayout later = whole;
+    add(later);
+    EXPECT_THAT(FromProto(later), FailsWith(absl::StatusCode::kInvalidArgument, reason::kLayoutInvalid));
+    EXPECT_THAT(FromProto(later), Says("a field 99 that this daemon does not know; update the daemon"));
+  }
+  v1::DtypePolicy policy;
+  ASSERT_OK(FromProto(policy));
+  AddUnknown(policy);
+  EXPECT_THAT(FromProto(policy), Says("dtype policy has a field 99"));
 }
 
 TEST(ConvertLayout, SortsTargetsByName) {

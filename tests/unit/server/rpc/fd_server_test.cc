@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -95,7 +97,7 @@ class FdServerTest : public ::testing::Test {
 
   TempFolder folder_;
   const std::string path_ = folder_ / "fd.sock";
-  std::unique_ptr<HostMemory> memory_ = MakeSmallMemory(8);
+  std::unique_ptr<HostMemory> memory_ = MakeSmallMemory(32);
   Catalog catalog_{*memory_, 0, 1};
   LeaseTable leases_{catalog_};
   const std::shared_ptr<SourceRules> rules_ = std::make_shared<SourceRules>();
@@ -185,6 +187,27 @@ TEST_F(FdServerTest, MoreFilesThanTheDaemonKeepsAreRefused) {
   const Answer answer = Receive(socket);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_EQ(answer.status, static_cast<uint32_t>(absl::StatusCode::kResourceExhausted));
+}
+
+TEST_F(FdServerTest, AGuestMayPassAQuarterOfTheFiles) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{512, before.rlim_max};
+  server_.reset();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  server_ = FdServer::Start(path_, leases_, {{::geteuid(), 43'000}, rules_}).value();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  const UniqueFd first = ConnectAs(65534, 43'000, path_, Soon());
+  Send(first, PassingHeader(32, "", "paths"));
+  const UniqueFd second = ConnectAs(65534, 43'000, path_, Soon());
+  Send(second, PassingHeader(1, "", "paths"));
+  EXPECT_EQ(Receive(second).status, static_cast<uint32_t>(absl::StatusCode::kResourceExhausted));
+  EXPECT_NE(Rest(second).find("32 of one user"), std::string::npos);
+  const UniqueFd other = ConnectAs(65533, 43'000, path_, Soon());
+  Send(other, PassingHeader(1, "", std::string("/m/a\0", 5)));
+  SendFiles(other, std::string("/m/a\0", 5), {folder_.Write("a", "bytes")});
+  EXPECT_EQ(Receive(other).status, 0u);
 }
 
 TEST_F(FdServerTest, TradesATokenForOneDescriptorPerSegment) {
@@ -292,6 +315,93 @@ TEST_F(FdServerTest, PastTheLimitTheOldestMuteConnectionGoes) {
   for (size_t i = 0; i < FdServer::kMaxUnproven; ++i) mute.push_back(Connect());
   EXPECT_EQ(Rest(oldest), "");
   EXPECT_LT(Clock::now() - before, timing::kTokenPatience);
+}
+
+// Clients that do not receive what is sent to them, with a server that sends 8 descriptors at a time.
+class FdServerWithFewDescriptors : public FdServerTest {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    Restart({::geteuid()});
+    Load(AttachMode::kShared, 20);
+  }
+  void Restart(AccessPolicy policy) {
+    const rlimit few{512, before_.rlim_max};
+    server_.reset();
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+    server_ = FdServer::Start(path_, leases_, {policy, rules_}).value();
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before_), 0);
+  }
+  UniqueFd Shows(UniqueFd socket) {
+    Send(socket, Token());
+    pollfd polled = {socket.get(), POLLIN, 0};
+    EXPECT_EQ(::poll(&polled, 1, 20'000), 1);
+    return socket;
+  }
+  static size_t ReceiveAll(const UniqueFd& socket) {
+    size_t all = 0;
+    for (;;) {
+      const Answer answer = Receive(socket);
+      all += answer.fds.size();
+      if (answer.fds_to_come == 0) return all;
+    }
+  }
+  UniqueFd Guest(uid_t uid) { return ConnectAs(uid, 43'000, path_, Soon()); }
+  void ExpectNothingWhileOthersAttach(const UniqueFd& waiting) {
+    EXPECT_EQ(ReceiveAll(Shows(Guest(65533))), 20u);
+    int bytes = 0;
+    ASSERT_EQ(::ioctl(waiting.get(), FIONREAD, &bytes), 0);
+    EXPECT_EQ(bytes, 0) << "its user has a message to receive";
+  }
+
+  rlimit before_ = {};
+};
+
+TEST_F(FdServerWithFewDescriptors, SendsTheNextMessageOnceThisOneIsReceived) {
+  const UniqueFd socket = Shows(Connect());
+  int waiting = 0;
+  ASSERT_EQ(::ioctl(socket.get(), FIONREAD, &waiting), 0);
+  EXPECT_EQ(waiting, 16) << "one message";
+  EXPECT_EQ(ReceiveAll(socket), 20u);
+}
+
+TEST_F(FdServerWithFewDescriptors, AClientThatReceivesNothingDelaysOnlyItself) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  Restart({::geteuid(), 43'000});
+  const UniqueFd still = Shows(Guest(65534));
+  const UniqueFd sibling = Guest(65534);
+  Send(sibling, Token());
+  ExpectNothingWhileOthersAttach(sibling);
+  EXPECT_EQ(ReceiveAll(still), 20u);
+  EXPECT_EQ(ReceiveAll(sibling), 20u);
+}
+
+// It keeps what it was sent, so that counts until it is gone.
+TEST_F(FdServerWithFewDescriptors, AClientThatSaysItIsDoneAndReceivesNothingGetsNoMore) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  Restart({::geteuid(), 43'000});
+  UniqueFd still = Shows(Guest(65534));
+  ASSERT_EQ(::shutdown(still.get(), SHUT_RDWR), 0);
+  EXPECT_EQ(leases_.WaitUntilEmpty(Soon()), 0u);
+  const UniqueFd sibling = Guest(65534);
+  Send(sibling, Token());
+  ExpectNothingWhileOthersAttach(sibling);
+  still.Reset();
+  EXPECT_EQ(ReceiveAll(sibling), 20u);
+}
+
+TEST_F(FdServerWithFewDescriptors, AClientThatReceivesNothingLosesItsLeaseAndIsNamed) {
+  const UniqueFd still = Shows(Connect());
+  const UniqueFd sibling = Connect();
+  Send(sibling, Token());
+  EXPECT_EQ(Receive(sibling).status, static_cast<uint32_t>(absl::StatusCode::kResourceExhausted));
+  const std::string named = "process " + std::to_string(::getpid()) + " received nothing";
+  EXPECT_NE(Rest(sibling).find(named), std::string::npos);
+  EXPECT_EQ(leases_.List().size(), 1u) << "only the second token's is left, which was not used";
+  EXPECT_EQ(Receive(still).fds.size(), 8u);
+  EXPECT_EQ(Receive(still).status, static_cast<uint32_t>(absl::StatusCode::kResourceExhausted));
+  EXPECT_NE(Rest(still).find(named), std::string::npos);
+  EXPECT_EQ(ReceiveAll(Shows(Connect())), 20u) << "nothing is left to receive";
 }
 
 TEST_F(FdServerTest, ExclusiveMemoryLeavesTheDaemonOnceItIsHandedOver) {

@@ -2,6 +2,9 @@
 
 #include <grpcpp/create_channel_posix.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -10,8 +13,10 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "common/base/fd_passing.h"
 #include "common/base/reasons.h"
@@ -28,6 +33,18 @@ namespace ckptd {
 namespace {
 
 constexpr absl::StatusCode kFailedPrecondition = absl::StatusCode::kFailedPrecondition;
+
+// What a client of HTTP/2 says first, with empty settings.
+const std::string kPreface("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 33);
+
+// Of this process, in KiB: "VmRSS", or "VmHWM" for its peak.
+size_t Memory(const std::string& kind) {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(kind + ":")) return std::stoul(line.substr(kind.size() + 1));
+  }
+  return 0;
+}
 
 class GrpcServerTest : public ::testing::Test {
  protected:
@@ -77,6 +94,45 @@ TEST_F(GrpcServerTest, EachGuestHasThreadsOfItsOwn) {
     v1::HeartbeatResponse answer;
     const auto called = v1::GroupService::NewStub(channel)->Heartbeat(&context, {}, &answer);
     EXPECT_EQ(ReasonOf(FromGrpc(called)), reason::kRankMissing) << "the service has no node";
+  }
+}
+
+TEST_F(GrpcServerTest, AGuestWithTooManyConnectionsLosesItsOldest) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  const auto none = [](const Caller&) { return GrpcServer::Services(); };
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{256, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  ASSERT_OK_AND_ASSIGN(
+      const auto server,
+      GrpcServer::Start({.address = address_, .policy = {0, 43'000}, .for_guest = none},
+                        {&service_}));
+  const auto connect = [&](uid_t uid) {
+    UniqueFd socket = ConnectAs(uid, 43'000, path_, Soon());
+    EXPECT_EQ(::send(socket.get(), kPreface.data(), kPreface.size(), 0),
+              static_cast<ssize_t>(kPreface.size()));
+    pollfd polled = {socket.get(), POLLIN, 0};
+    EXPECT_EQ(::poll(&polled, 1, 20'000), 1) << "gRPC greets";
+    return socket;
+  };
+  ASSERT_TRUE(server);
+  const auto ends = [](const UniqueFd& socket) {
+    std::string rest(4096, '\0');
+    for (;;) {
+      pollfd polled = {socket.get(), POLLIN, 0};
+      if (::poll(&polled, 1, 20'000) != 1) return false;
+      if (::recv(socket.get(), rest.data(), rest.size(), MSG_DONTWAIT) <= 0) return true;
+    }
+  };
+  const UniqueFd other = connect(65533);
+  std::vector<UniqueFd> many;
+  for (int i = 0; i < 17; ++i) many.push_back(connect(65534));
+  EXPECT_TRUE(ends(many.front()));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  for (const int stays : {other.get(), many.back().get()}) {
+    pollfd polled = {stays, POLLRDHUP, 0};
+    EXPECT_EQ(::poll(&polled, 1, 0), 0) << "it was closed";
   }
 }
 
@@ -145,6 +201,53 @@ TEST_F(GrpcServerTest, ALivePortIsRefused) {
   ASSERT_GT(server->port(), 0);
   EXPECT_THAT(Start("127.0.0.1:" + std::to_string(server->port())),
               FailsWith(kFailedPrecondition, reason::kConfigInvalid));
+}
+
+std::string Frame(char kind, const std::string& payload) {
+  const auto size = static_cast<char>(payload.size() >> 8);
+  return std::string{'\0', size, static_cast<char>(payload.size()), kind, 0, 0, 0, 0, 1} + payload;
+}
+
+// A call's headers that never end: `bytes` in frames of 200 tiny headers each, and then `last`. False
+// if the connection stays open.
+bool EndlessHeadersAreEnded(int port, size_t bytes, const std::string& last) {
+  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const auto* generic = reinterpret_cast<const sockaddr*>(&address);
+  if (::connect(socket.get(), generic, sizeof(address)) != 0) return false;
+  std::string some;
+  for (int i = 0; i < 200; ++i) some += std::string("\x00\x01" "a\x01" "b", 5);
+  std::string all = kPreface + Frame(1, "");
+  while (all.size() < bytes) all += Frame(9, some);
+  all += last;
+  // The other side may end it before it has got all.
+  (void)::send(socket.get(), all.data(), all.size(), MSG_NOSIGNAL);
+  std::string rest(4096, '\0');
+  for (;;) {
+    pollfd polled = {socket.get(), POLLIN, 0};
+    if (::poll(&polled, 1, 20'000) != 1) return false;
+    if (::recv(socket.get(), rest.data(), rest.size(), MSG_DONTWAIT) <= 0) return true;
+  }
+}
+
+TEST_F(GrpcServerTest, OnThePortForProbesHeadersWithoutEndAreCutOff) {
+  const auto server = GrpcServer::Start({.address = "127.0.0.1:0", .only_probes = true}, {&service_});
+  ASSERT_OK(server);
+  EXPECT_TRUE(EndlessHeadersAreEnded((*server)->port(), 1 << 20, ""));
+}
+
+TEST_F(GrpcServerTest, HeadersWithoutEndTakeNoMoreThanTheQuota) {
+  ASSERT_OK_AND_ASSIGN(
+      const auto server,
+      GrpcServer::Start({.address = "127.0.0.1:0", .max_held_bytes = size_t{1} << 20}, {&service_}));
+  std::ofstream("/proc/self/clear_refs") << "5";  // the peak begins here
+  const size_t before = Memory("VmRSS");
+  // The last frame may not come here: once it is read, the server ends the connection.
+  EXPECT_TRUE(EndlessHeadersAreEnded(server->port(), 1 << 20, Frame(6, std::string(8, '\0'))));
+  EXPECT_LT(Memory("VmHWM") - before, 10'000u);
 }
 
 TEST_F(GrpcServerTest, AServiceWithoutItsNodeAsksToTryAgain) {

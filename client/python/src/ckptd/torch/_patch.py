@@ -4,13 +4,13 @@ import functools
 import importlib
 import os
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from .._autopatch import switched_off
+from .._autopatch import after_import, switched_off
 from .._patches import Patch, Patches
-from .compat import _native_fallback
+from .compat import _native_fallback, _trainer_internals
 from .load import _buffers, _load_state_dict, _tied_weights
-from .resume import _accelerate_fsdp
+from .resume import _accelerate_fsdp, _accelerate_plain
 from .spread import _accelerate_fsdp2, _set_model_state_dict
 from .spread._spread import StateSource
 
@@ -35,25 +35,66 @@ _PLACES: Dict[str, Tuple[str, ...]] = {
     ),
     "load_fsdp_model": ("accelerate.utils.fsdp_utils", "accelerate.utils", "accelerate.accelerator"),
     "load_fsdp_optimizer": ("accelerate.utils.fsdp_utils", "accelerate.utils", "accelerate.accelerator"),
+    "load_accelerator_state": ("accelerate.checkpointing", "accelerate.accelerator"),
     "set_model_state_dict": ("torch.distributed.checkpoint.state_dict",),
 }
-# A module that has imported functions by name, if it was imported before the patch.
-_TRAINER = "transformers.trainer"
+# The Trainer's module, once it is imported: functions that it has by name, and methods of Trainer.
+_TRAINER = _trainer_internals.MODULE
 _OF_TRAINER = ("load_fsdp_model", "load_fsdp_optimizer")
+_METHODS = {
+    _trainer_internals.LOAD_MODEL: _accelerate_plain.load_from_checkpoint,
+    _trainer_internals.LOAD_OPTIMIZER_AND_SCHEDULER: _accelerate_plain.load_optimizer_and_scheduler,
+}
 _RAM_EFFICIENT = "FSDP_CPU_RAM_EFFICIENT_LOADING"  # set by accelerate's enable_fsdp_ram_efficient_loading
 
 
-# (module, name, original, replacement)
-_Changes = List[Tuple[Any, str, Any, Any]]
+# (module or class, name, original, replacement)
+_Change = Tuple[Any, str, Any, Any]
+
+
+class _Changes:
+    """What a patch replaces. in_place: what is replaced at present, with that in the Trainer."""
+
+    def __init__(self, everywhere: List[_Change], new: Dict[str, Any], for_rank: Dict[str, Any]) -> None:
+        self._everywhere, self._new, self._for_rank = everywhere, new, for_rank
+        self.in_place: List[_Change] = []
+
+    def make(self) -> None:
+        self.in_place = [*self._everywhere, *self._in_trainer(sys.modules.get(_TRAINER))]
+        for place, name, _, ours in self.in_place:
+            setattr(place, name, ours)
+
+    def undo(self) -> None:
+        for place, name, original, _ in self.in_place:
+            setattr(place, name, original)
+
+    def _in_trainer(self, module: Any) -> Iterator[_Change]:
+        for name in _OF_TRAINER:
+            if hasattr(module, name):
+                yield module, name, _native_fallback.original(_PLACES[name][0], name), self._new[name]
+        trainer = getattr(module, "Trainer", None)
+        for name, ours in _METHODS.items():
+            original = vars(trainer).get(name) if trainer is not None else None
+            if original is not None:
+                yield trainer, name, original, _method(original, ours, self._for_rank)
+
+
+def _method(original: Any, ours: Any, options: Dict[str, Any]) -> Any:
+    @functools.wraps(original)
+    def call(trainer: Any, *args: Any, **named: Any) -> Any:
+        return ours(original, trainer, *args, **named, **options)
+
+    return call
 
 
 def _exchange(before: Optional[_Changes], after: Optional[_Changes]) -> None:
-    for module, name, original, _ in before or ():
-        setattr(module, name, original)
-    for module, name, _, ours in after or ():
-        setattr(module, name, ours)
+    if before is not None:
+        before.undo()
+    if after is not None:
+        after.make()
+    made = after.in_place if after is not None else []
     _native_fallback.replaced.clear()
-    _native_fallback.replaced.update({(m.__name__, name): original for m, name, original, _ in after or ()})
+    _native_fallback.replaced.update({(place.__name__, name): original for place, name, original, _ in made})
 
 
 _patches = Patches(_exchange)
@@ -79,9 +120,9 @@ def patch(
 
     Replaced, in this process: accelerate's load_state_dict, load_checkpoint_in_model (and
     with it load_checkpoint_and_dispatch), fsdp2_load_full_state_dict, fsdp2_prepare_model
-    and fsdp2_switch_optimizer_parameters, load_fsdp_model and load_fsdp_optimizer (and with
-    them Accelerator.load_state and, for FSDP, Trainer's resume_from_checkpoint), and torch's
-    set_model_state_dict.
+    and fsdp2_switch_optimizer_parameters, load_fsdp_model, load_fsdp_optimizer and
+    load_accelerator_state (and with them Accelerator.load_state), what Trainer's
+    resume_from_checkpoint loads models and optimizers by, and torch's set_model_state_dict.
     load_state_dict reads on rank 0 alone after accelerate's
     enable_fsdp_ram_efficient_loading(). Otherwise every rank gets a LazyStateDict, because
     other ways of loading need one on every rank. source, init_buffers: see
@@ -111,15 +152,23 @@ def patch(
         "fsdp2_switch_optimizer_parameters": _accelerate_fsdp2.fsdp2_switch_optimizer_parameters,
         "load_fsdp_model": _with(_accelerate_fsdp.load_fsdp_model, for_rank),
         "load_fsdp_optimizer": _with(_accelerate_fsdp.load_fsdp_optimizer, for_rank),
+        "load_accelerator_state": _with(_accelerate_plain.load_accelerator_state, for_rank),
         "set_model_state_dict": _with(_set_model_state_dict.set_model_state_dict, common),
     }
     with _patches.lock:
         # Nothing is changed until all are known to be there.
-        places = [(place, n) for n in _PLACES for place in _PLACES[n]]
-        places += [(_TRAINER, n) for n in _OF_TRAINER if hasattr(sys.modules.get(_TRAINER), n)]
-        found = [(place, n, _native_fallback.original(place, n)) for place, n in places]
-        changes = [(importlib.import_module(place), n, was, new[n]) for place, n, was in found]
-        return Patched(_patches, changes)
+        found = [(place, n, _native_fallback.original(place, n)) for n in _PLACES for place in _PLACES[n]]
+        everywhere = [(importlib.import_module(place), n, was, new[n]) for place, n, was in found]
+        patched = Patched(_patches, _Changes(everywhere, new, for_rank))
+    if not hasattr(sys.modules.get(_TRAINER), "Trainer"):
+        after_import(_TRAINER, lambda _: _renew())
+    return patched
+
+
+def _renew() -> None:
+    """Puts the patch in force into a module that was imported after it, too."""
+    with _patches.lock:
+        _patches.put(_patches.in_force)
 
 
 def unpatch() -> None:

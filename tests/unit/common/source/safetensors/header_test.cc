@@ -277,12 +277,25 @@ TEST(SafetensorsHeader, TakesTheLastOfTwoEntriesWithOneName) {
                        Parse(Header(Entry("a", "U8", "3", "0,3") + "," + kFine), 8));
   ASSERT_EQ(header.tensors.size(), 1U);
   EXPECT_EQ(header.tensors[0].dtype, Dtype::kF32);
+  EXPECT_EQ(header.repeated_tensors.count, 1U);
+  EXPECT_THAT(header.repeated_tensors.names, ElementsAre("a"));
+  EXPECT_EQ(header.repeated_metadata.count, 0U);
 }
 
 TEST(SafetensorsHeader, TakesTheLastOfTwoMetadataEntriesWithOneKey) {
   ASSERT_OK_AND_ASSIGN(const SafetensorsHeader header,
                        Parse(R"({"__metadata__":{"k":"first","k":"last"}})", 0));
   EXPECT_THAT(header.metadata, ElementsAre(Pair("k", "last")));
+  EXPECT_THAT(header.repeated_metadata.names, ElementsAre("k"));
+}
+
+TEST(SafetensorsHeader, CountsRepeatedKeysAndNamesAFew) {
+  std::string entries = R"("k":"")";
+  for (int i = 0; i < 1000; ++i) entries += R"(,"k":"")";
+  ASSERT_OK_AND_ASSIGN(const SafetensorsHeader header,
+                       Parse(R"({"__metadata__":{)" + entries + "}}", 0));
+  EXPECT_EQ(header.repeated_metadata.count, 1000U);
+  EXPECT_EQ(header.repeated_metadata.names.size(), RepeatedKeys::kMostNames);
 }
 
 TEST(SafetensorsHeader, RefusesAZeroAfterWhatOverflows) {

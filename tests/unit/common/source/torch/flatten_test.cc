@@ -133,6 +133,32 @@ TEST(Flatten, KeepsPlainValuesAsJson) {
                           Pair("text", R"("a\"b")")));
 }
 
+TEST(Flatten, TellsTypesThatNamesAndJsonDoNot) {
+  const std::string bytes = Call(Global("_codecs", "encode"), {Text("a\n"), Text("latin1")});
+  const File file = FileOf(Dict({{Text("at"), Dict({{Int(3), Text("b")}, {Text("4"), None()}})},
+                                 {Text("a.b"), T(0)},
+                                 {Tuple({Int(1), Float("0.5")}), bytes},
+                                 {Text("betas"), Tuple({Bool(true)})},
+                                 {Text("none"), Tuple({})},
+                                 {Text("plain"), List({Int(1), Dict({{Text("c"), Int(2)}})})}}));
+  ASSERT_OK_AND_ASSIGN(const Flattened flat,
+                       Flatten(file, *file.document.root, "", {}, {}, /*with_types=*/true));
+  EXPECT_THAT(
+      flat.types,
+      ElementsAre(Pair("(1, 0.5)", R"("path": [["dict", ["tuple", [1, ["float", "0x1p-1"]]]]], )"
+                                   R"("value": ["bytes", "YQo="])"),
+                  Pair("a.b", R"("path": [["dict", "a.b"]])"),
+                  Pair("at.3", R"("path": [["dict", "at"], ["dict", 3]])"),
+                  Pair("at.4", R"("path": [["dict", "at"], ["dict", "4"]])"),
+                  Pair("betas.0", R"("path": [["dict", "betas"], ["tuple", 0]])"),
+                  Pair("none", R"("path": [["dict", "none"]], "value": ["tuple", []])")));
+  std::map<std::string, std::string> values = {{".types.at.3", "the file's own"}};
+  AddTypes({{"at.3", R"("path": [])"}, {"at.4", R"("path": [])"}}, "o\"", 0, values);
+  AddTypes({{"at.5", R"("path": [])"}}, "", kMaxSourceValues, values);
+  EXPECT_THAT(values, ElementsAre(Pair(".types.at.3", "the file's own"),
+                                  Pair(".types.at.4", R"({"below": "o\"", "path": []})")));
+}
+
 TEST(Flatten, NamesObjectsAndTakesTensorsOutOfThem) {
   const std::string state = Dict({{Text("shadow"), Dict({{Text("w"), T(0)}})},
                                   {Text("decay"), Float("0.9")},

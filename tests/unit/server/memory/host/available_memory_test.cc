@@ -29,6 +29,12 @@ class FakeMachine : public testing::Test {
     Put("sys/fs/cgroup" + group + "/memory.current", usage + "\n");
     Put("sys/fs/cgroup" + group + "/memory.stat", stat);
   }
+  void PutV1(const std::string& group, const std::string& limit, const std::string& usage,
+             const std::string& stat = "") {
+    Put("sys/fs/cgroup/memory" + group + "/memory.limit_in_bytes", limit + "\n");
+    Put("sys/fs/cgroup/memory" + group + "/memory.usage_in_bytes", usage + "\n");
+    Put("sys/fs/cgroup/memory" + group + "/memory.stat", stat);
+  }
   uint64_t Available() {
     const auto bytes = AvailableMemory(root_);
     EXPECT_OK(bytes);
@@ -87,9 +93,7 @@ TEST_F(FakeMachine, AGroupOverItsLimitLeavesNothing) {
 
 TEST_F(FakeMachine, AVersion1LimitDecidesWhenSmaller) {
   Put("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/job\n0::/\n");
-  Put("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "2000000\n");
-  Put("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "900000\n");
-  Put("sys/fs/cgroup/memory/job/memory.stat", "total_inactive_file 100000\n");
+  PutV1("/job", "2000000", "900000", "total_inactive_file 100000\n");
   EXPECT_EQ(Available(), 1'200'000U);
 }
 
@@ -120,6 +124,32 @@ TEST_F(FakeMachine, AllThereIsMayBeInAnotherGroupThanWhatIsLeft) {
   PutV2("/pod", "500000", "100000");
   EXPECT_EQ(Total(), 500'000U);
   EXPECT_EQ(Available(), 100'000U);
+}
+
+TEST_F(FakeMachine, HasALevelForEachGroupWithALimit) {
+  Put("proc/self/cgroup", "4:memory:/job/step\n0::/pod/container\n");
+  PutV2("/pod/container", "700000", "600000");
+  PutV2("/pod", "max", "600000");
+  PutV1("/job/step", "500000", "100000");
+  PutV1("/job", "9223372036854771712", "100000");
+  ASSERT_OK_AND_ASSIGN(const auto levels, MemoryLevels(root_));
+  ASSERT_EQ(levels.size(), 3U);
+  EXPECT_EQ(levels[0].name, kMachineLevel);
+  EXPECT_EQ(levels[0].left, 8'192'000U);
+  EXPECT_EQ(levels[1].left, 400'000U);
+  EXPECT_EQ(levels[2].left, 100'000U);
+}
+
+TEST_F(FakeMachine, CallsAGroupTheSameWhateverPathLeadsToIt) {
+  Put("proc/self/cgroup", "0::/kubepods/pod7/abc\n");
+  PutV2("/kubepods/pod7/abc", "300000", "100000");
+  const std::string inside = MemoryLevels(root_).value().back().name;
+  // In its container its folder is the mount's top.
+  std::filesystem::rename(root_ + "sys/fs/cgroup/kubepods/pod7/abc", root_ + "abc");
+  std::filesystem::remove_all(root_ + "sys/fs/cgroup");
+  std::filesystem::rename(root_ + "abc", root_ + "sys/fs/cgroup");
+  EXPECT_EQ(MemoryLevels(root_).value().back().name, inside);
+  EXPECT_TRUE(inside.starts_with("cgroup2-")) << inside;
 }
 
 TEST_F(FakeMachine, WithoutMeminfoThereIsAnError) {

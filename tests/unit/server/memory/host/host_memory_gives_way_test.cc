@@ -85,7 +85,7 @@ class BesideAnotherDaemon : public HostMemoryGivesWay {
 
   const TempFolder folder_;
   const std::string path_ = folder_ / "claims";
-  const MemoryClaims another_{path_, "rank 1", []() -> absl::StatusOr<uint64_t> { return kPlenty; }};
+  const MemoryClaims another_{path_, "rank 1", MemoryClaims::OfMachine([] { return kPlenty; })};
   std::optional<MemoryClaim> claim_;
   int looks_ = 0;
   int happens_at_ = 3;  // the first try, and the one after making room, fail

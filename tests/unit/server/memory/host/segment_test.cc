@@ -203,19 +203,66 @@ TEST(HostSegment, ReadingFromAFileIntoSealedMemoryWorks) {
   EXPECT_EQ(segment->data()[1], std::byte{'E'});
 }
 
-TEST(OwnershipCheck, WorksOnThisKernel) { EXPECT_TRUE(OwnershipCheckWorks()); }
-
-TEST(OwnershipCheck, WorksForAnOrdinaryUserThatIsNotDumpable) {
+// Runs `check` as a user whom file modes bind, in a process of its own.
+void ExpectAsOrdinaryUser(bool (*check)()) {
   EXPECT_EXIT(
       {
         if (::geteuid() == 0 && ::setresuid(65534, 65534, 65534) != 0) ::_exit(2);
         ::prctl(PR_SET_DUMPABLE, 0);
-        const auto segment = HostSegment::Create(1, kHugePageBytes, {});
-        const bool fine = segment.ok() && (*segment)->Seal().ok() &&
-                          (*segment)->OpenReadOnly().ok() && OwnershipCheckWorks();
-        ::_exit(fine ? 0 : 1);
+        ::_exit(check() ? 0 : 1);
       },
       testing::ExitedWithCode(0), "");
+}
+
+std::unique_ptr<HostSegment> MakeSealed(const std::string& folder = "") {
+  auto segment = HostSegment::Create(1, kHugePageBytes, {.huge_pages = false}, folder);
+  return segment.ok() && (*segment)->Seal().ok() ? *std::move(segment) : nullptr;
+}
+
+// A reader takes everybody's permission away; memory that was handed out goes on to later readers.
+bool OpensAgainAfterAReaderForbadeIt(const std::string& folder) {
+  const auto segment = MakeSealed(folder);
+  const auto reader = segment->OpenReadOnly();
+  if (!reader.ok() || ::fchmod(reader->get(), 0) != 0) return false;
+  return segment->OpenReadOnly().ok() && segment->sealed();
+}
+
+TEST(HostSegment, OpensAgainAfterAReaderTookThePermissionsAway) {
+  ExpectAsOrdinaryUser([] { return OpensAgainAfterAReaderForbadeIt(""); });
+  ExpectAsOrdinaryUser([] { return OpensAgainAfterAReaderForbadeIt("/dev/shm"); });
+}
+
+TEST(HostSegment, OpensAgainWhileAReaderTakesThePermissionsAwayAllTheTime) {
+  ExpectAsOrdinaryUser([] {
+    const auto segment = MakeSealed();
+    const auto reader = segment->OpenReadOnly();
+    std::atomic<bool> stop = false;
+    std::atomic<int> rounds = 0;
+    std::thread spoiler([&] {
+      for (; !stop; ++rounds) ::fchmod(reader->get(), 0);
+    });
+    bool opened = true;
+    for (int i = 0; i < 100 || rounds < 100; ++i) opened = opened && segment->OpenReadOnly().ok();
+    stop = true;
+    spoiler.join();
+    return opened;
+  });
+}
+
+TEST(HostSegment, IsAdoptedAlthoughAReaderTookThePermissionsAway) {
+  ExpectAsOrdinaryUser([] {
+    const auto segment = MakeSealed();
+    const auto reader = segment->OpenReadOnly();
+    auto original = segment->DuplicateOriginal();
+    if (!original.ok() || ::fchmod(reader->get(), 0) != 0) return false;
+    return HostSegment::Adopt(2, kHugePageBytes, *std::move(original)).ok();
+  });
+}
+
+TEST(OwnershipCheck, WorksOnThisKernel) { EXPECT_TRUE(OwnershipCheckWorks()); }
+
+TEST(OwnershipCheck, WorksForAnOrdinaryUserThatIsNotDumpable) {
+  ExpectAsOrdinaryUser([] { return MakeSealed()->OpenReadOnly().ok() && OwnershipCheckWorks(); });
 }
 
 TEST(OwnershipCheck, SurvivesSomeoneOpeningTheMemoryAtThatMoment) {

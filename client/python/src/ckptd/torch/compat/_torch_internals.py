@@ -368,6 +368,8 @@ def spec_with_dtype(spec, dtype: torch.dtype):
     import dataclasses
 
     meta = spec.tensor_meta
+    if meta.dtype == dtype:
+        return spec
     return dataclasses.replace(spec, tensor_meta=meta._replace(dtype=dtype))
 
 

@@ -29,6 +29,7 @@ from . import (
     _extra_state,
     _file_tensor,
     _load_hooks,
+    _local_flats,
     _memory,
     _place_tensors,
     _source_match,
@@ -261,8 +262,10 @@ def _attach_found(
 ) -> Tuple[List[Target], Shard, LoadResult]:
     """(targets by the checkpoint's names, shard, result)."""
     own, source, deadline = contents.own, contents.source, contents.deadline
+    targets, views = _local_flats.look_up(targets, contents)
     targets = _source_match.look_up(targets, contents, strict)
     targets, left_out = _source_match.first_names(targets, contents, tied)
+    left_out = [*left_out, *views]
 
     def layout_of() -> RankLayout:
         shapes = _source_match.shapes_of(extras, contents)

@@ -35,9 +35,9 @@ def load_fsdp_model(
 ) -> Any:
     """accelerate's function of this name, at any number of ranks.
 
-    Takes what accelerate saves as FULL_STATE_DICT and as SHARDED_STATE_DICT, by DCP or, with
-    use_dcp=False, in a file per rank. What only accelerate's own function knows is left to it:
-    LOCAL_STATE_DICT, adapter_only and models that are saved beside a first one per rank.
+    Takes what accelerate saves as FULL_STATE_DICT, as LOCAL_STATE_DICT, and as SHARDED_STATE_DICT, by
+    DCP or, with use_dcp=False, in a file per rank. What only accelerate's own function knows is left
+    to it: adapter_only, and models that are saved beside a first one in a file per rank.
     Returns missing_keys and unexpected_keys. timeout, digest, address, client: see load_into.
     fallback="native" has accelerate load if no daemon can be reached. Raises ckptd.Error.
     """
@@ -112,15 +112,13 @@ def _source_of(plugin: Any, folder: str, stem: str, index: int, use_dcp: bool) -
     folder = os.path.abspath(folder)
     if kind == "FULL_STATE_DICT":
         return os.path.join(folder, f"{stem}_{index}.bin" if index else f"{stem}.bin")
-    if kind == "LOCAL_STATE_DICT":
-        return None
-    if kind != "SHARDED_STATE_DICT":
+    if kind not in ("SHARDED_STATE_DICT", "LOCAL_STATE_DICT"):
         raise FailedPrecondition(
             f"loading {folder}: the plugin's state_dict_type is {kind}, which accelerate does not save; "
             "set the one that the checkpoint was saved with",
             "LAYOUT_INVALID",
         )
-    if use_dcp:
+    if use_dcp and (kind, stem) != ("LOCAL_STATE_DICT", _MODEL):
         named = f"{stem}_{index}"
         return folder if os.path.basename(folder) == named else os.path.join(folder, named)
     if index:

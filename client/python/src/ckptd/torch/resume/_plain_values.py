@@ -30,9 +30,9 @@ def read(own: _client.Client, source, deadline: Deadline) -> Rest:
         raise
     entries = {name: entry for name, entry in _file_tensor.entries_in(found).items() if _is_tensor(found, name)}
     tensors = LazyStateDict(entries, client=own, timeout=deadline.for_call())
-    tree = _value_tree.of(found, "")
+    tree, types = _value_tree.tree(found), _value_tree.Types(found)
     for name, tensor in tensors.walk():
-        _value_tree.put(tree, name, tensor.clone())
+        _value_tree.put_at(tree, types.path(name), tensor.clone())
     return Rest(_value_tree.with_lists(tree), dict(found.opaque))
 
 

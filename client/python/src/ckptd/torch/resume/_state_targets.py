@@ -7,7 +7,7 @@ from typing import Dict, Iterable, List, Optional, Tuple
 import torch
 
 from ... import _dtypes
-from ..._errors import InvalidArgument
+from ..._errors import InvalidArgument, Unimplemented
 from ..._types import Source, SourceTensor
 from ..compat import _torch_internals
 from ..load import _memory
@@ -53,6 +53,8 @@ class _Makers:
         self._probe = _optimizer_probe.Probe(optimizer)
         self._known = Arrangements()
         self._over_mesh: Dict[Tuple[int, tuple, torch.device], Arrangement] = {}
+        # (number of a parameter, dtype) -> what its states of its own shape are like. Most have several.
+        self._alike: Dict[Tuple[int, torch.dtype], torch.Tensor] = {}
 
     def of_options(self, groups: List[Group]) -> Iterable[StateTarget]:
         """Hyperparameters that are tensors, such as the rate of a captured graph, in host memory."""
@@ -91,9 +93,9 @@ class _Makers:
         dtype = _dtype_of(param, state, entry)
         if state == _STEP or math.prod(entry.shape) == 1 != param.tensor.numel():
             return torch.empty(entry.shape, dtype=dtype, device="meta")
-        like = param.tensor.detach()
+        like = param.tensor
         if tuple(like.shape) != entry.shape:
-            like = self._probe.state_of(param, state)
+            like = self._probed(param, state, entry)
             if tuple(like.shape) != entry.shape:
                 raise InvalidArgument(
                     f"filling an optimizer from {self._found.source}: {entry.name} has shape "
@@ -103,11 +105,20 @@ class _Makers:
                     "OPTIMIZER_MISMATCH",
                     {"tensor": entry.name},
                 )
-        if not _torch_internals.is_dtensor(like):
-            return torch.empty(entry.shape, dtype=dtype, device="meta")
-        spec = _torch_internals.spec_with_dtype(_torch_internals.spec_of(like), dtype)
-        local = torch.empty(_torch_internals.local_of(like).shape, dtype=dtype, device="meta")
-        return _torch_internals.dtensor_over(local, spec, False)
+            return _on_meta(like, dtype)
+        key = param.number, dtype
+        if key not in self._alike:
+            self._alike[key] = _on_meta(like, dtype)
+        return self._alike[key]
+
+    def _probed(self, param: Parameter, state: str, entry: SourceTensor) -> torch.Tensor:
+        """Like the state that the optimizer makes. Where nothing is sharded, nobody need know it."""
+        try:
+            return self._probe.state_of(param, state)
+        except Unimplemented:
+            if _torch_internals.is_dtensor(param.tensor):
+                raise
+            return torch.empty(entry.shape, device="meta")
 
     def of_flats(self, params: List[Parameter]) -> List[StateTarget]:
         """States of FSDP1's flat parameters, each loaded as one flat tensor."""
@@ -168,6 +179,14 @@ class _Makers:
             place = self._known.plain(torch.empty(0, device=_device_of(param)))
             found.append(StateTarget(_target(entry.name, like, place, None), [(param, state, None)]))
         return found
+
+
+def _on_meta(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if not _torch_internals.is_dtensor(like):
+        return torch.empty(like.shape, dtype=dtype, device="meta")
+    spec = _torch_internals.spec_with_dtype(_torch_internals.spec_of(like), dtype)
+    local = torch.empty(_torch_internals.local_of(like).shape, dtype=dtype, device="meta")
+    return _torch_internals.dtensor_over(local, spec, False)
 
 
 def _device_of(param: Parameter) -> torch.device:
