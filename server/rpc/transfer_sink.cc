@@ -1,6 +1,8 @@
 #include "server/rpc/transfer_sink.h"
 
-#include "common/base/status.h"
+#include <utility>
+
+#include "common/base/at_once.h"
 
 namespace ckptd {
 
@@ -8,7 +10,7 @@ GrpcTransferSink::GrpcTransferSink(const MemberIdentity& to, const PeerSecurity&
                                    const SinkCall& call, Options options) {
   for (unsigned i = 0; i < options.streams; ++i) {
     streams_.push_back(std::make_unique<TransferStream>(PeerChannel(to.address, security), to,
-                                                        call, options.step));
+                                                        call, options.step, moved_));
   }
 }
 
@@ -21,13 +23,14 @@ absl::Status GrpcTransferSink::Send(const Frame& frame) {
   return streams_[first % streams_.size()]->Send(frame);
 }
 
+// All at once: each sees the acknowledgements of its own stream alone, and they count for the rank.
 absl::Status GrpcTransferSink::Finish() {
-  absl::Status first;
-  for (const auto& stream : streams_) {
-    const absl::Status status = stream->Finish();
-    if (first.ok()) first = status;
+  std::vector<absl::Status> ended(streams_.size());
+  AtOnce(ended.size(), ended.size(), [&](size_t i) { ended[i] = streams_[i]->Finish(); });
+  for (absl::Status& status : ended) {
+    if (!status.ok()) return std::move(status);
   }
-  return first;
+  return absl::OkStatus();
 }
 
 }  // namespace ckptd

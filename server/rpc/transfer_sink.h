@@ -30,6 +30,7 @@ class GrpcTransferSink final : public TransferSink {
   absl::Status Finish() override;
 
  private:
+  LastMove moved_;
   std::vector<std::unique_ptr<TransferStream>> streams_;
   std::atomic<size_t> turn_ = 0;
 };

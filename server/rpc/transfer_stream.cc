@@ -23,8 +23,12 @@ constexpr uint64_t kWindow = 4;
 }  // namespace
 
 TransferStream::TransferStream(std::shared_ptr<grpc::Channel> channel, MemberIdentity to,
-                               SinkCall call, std::chrono::nanoseconds step)
-    : to_(std::move(to)), call_(std::move(call)), step_(step), stub_(std::move(channel)) {
+                               SinkCall call, std::chrono::nanoseconds step, LastMove& moved)
+    : to_(std::move(to)),
+      call_(std::move(call)),
+      step_(std::chrono::duration_cast<LastMove::Clock::duration>(step)),
+      moved_(moved),
+      stub_(std::move(channel)) {
   context_.set_deadline(WallDeadline(call_.deadline));
   // A lossy link resets new connections, so gRPC tries again, for as long as a step lasts.
   context_.set_wait_for_ready(true);
@@ -72,17 +76,20 @@ void TransferStream::Write(const grpc::ByteBuffer& message) {
 }
 
 absl::Status TransferStream::WaitFor(absl::FunctionRef<bool()> done) {
+  auto since = LastMove::Clock::now();
   while (!done()) {
     if (broken_) return error_ = Fail();
     void* tag = nullptr;
     bool ok = false;
-    const auto until = std::chrono::system_clock::now() +
-                       std::chrono::duration_cast<std::chrono::system_clock::duration>(step_);
-    if (events_.AsyncNext(&tag, &ok, until) != grpc::CompletionQueue::GOT_EVENT) {
+    const auto waited_for = std::max(since, moved_.at());
+    if (events_.AsyncNext(&tag, &ok, waited_for + step_) == grpc::CompletionQueue::GOT_EVENT) {
+      moved_.Note();
+      since = moved_.at();
+      Handle(static_cast<Event>(reinterpret_cast<intptr_t>(tag)), ok);
+    } else if (moved_.at() <= waited_for) {
       context_.TryCancel();
       return error_ = Stalled();
     }
-    Handle(static_cast<Event>(reinterpret_cast<intptr_t>(tag)), ok);
   }
   return absl::OkStatus();
 }

@@ -1,4 +1,5 @@
-// One stream of frames to one rank. Every wait ends after one step without progress.
+// One stream of frames to one rank. Every wait ends after one step in which nothing moved to that
+// rank, on this stream or on one beside it.
 #ifndef CKPTD_SERVER_RPC_TRANSFER_STREAM_H_
 #define CKPTD_SERVER_RPC_TRANSFER_STREAM_H_
 
@@ -6,6 +7,7 @@
 #include <grpcpp/completion_queue.h>
 #include <grpcpp/generic/generic_stub.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -19,12 +21,24 @@
 
 namespace ckptd {
 
+// When something last moved to a rank. Its streams share one: a connection that a crowded link
+// starves is slow, and its rank is not lost while the others carry on. Thread-safe.
+class LastMove {
+ public:
+  using Clock = std::chrono::system_clock;  // that of gRPC's deadlines
+  void Note() { at_.store(Clock::now(), std::memory_order_relaxed); }
+  Clock::time_point at() const { return at_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<Clock::time_point> at_ = Clock::time_point();
+};
+
 // TransferSink's implementation owns it. Thread-safe: one caller at a time uses the stream.
 class TransferStream {
  public:
-  // Connects with the first frame.
+  // Connects with the first frame. `moved` outlives it.
   TransferStream(std::shared_ptr<grpc::Channel> channel, MemberIdentity to, SinkCall call,
-                 std::chrono::nanoseconds step);
+                 std::chrono::nanoseconds step, LastMove& moved);
   ~TransferStream();
   TransferStream(const TransferStream&) = delete;
   TransferStream& operator=(const TransferStream&) = delete;
@@ -52,7 +66,8 @@ class TransferStream {
 
   const MemberIdentity to_;
   const SinkCall call_;
-  const std::chrono::nanoseconds step_;
+  const LastMove::Clock::duration step_;
+  LastMove& moved_;
   std::mutex mutex_;  // guards all members below
   grpc::GenericStub stub_;
   grpc::ClientContext context_;

@@ -36,7 +36,13 @@ class ScriptedService final : public v1::TransferService::Service {
     while (!context_->IsCancelled()) std::this_thread::yield();
   }
 
+  // Waits until `released`, or until the other side cancels.
+  void WaitForRelease() {
+    while (!released && !context_->IsCancelled()) std::this_thread::yield();
+  }
+
   std::atomic<int> streams = 0;
+  std::atomic<bool> released = false;
 
  private:
   grpc::ServerContext* context_ = nullptr;
@@ -68,7 +74,7 @@ class TransferStreamTest : public ::testing::Test {
   }
 
   std::unique_ptr<TransferStream> Open() {
-    return std::make_unique<TransferStream>(PeerChannel(to_.address, {}), to_, call_, step_);
+    return std::make_unique<TransferStream>(PeerChannel(to_.address, {}), to_, call_, step_, moved_);
   }
 
   ScriptedService service_;
@@ -77,6 +83,7 @@ class TransferStreamTest : public ::testing::Test {
   SinkCall call_{5, "checkpoints/a", "secret", 2, Soon()};
   Frame frame_;
   std::chrono::milliseconds step_ = std::chrono::minutes(1);
+  LastMove moved_;
 };
 
 TEST_F(TransferStreamTest, IntroducesItselfThenSendsFrames) {
@@ -128,6 +135,25 @@ TEST_F(TransferStreamTest, ARankThatNeverAcknowledgesTheLastFrameIsLostAfterASte
   const auto stream = Open();
   ASSERT_OK(stream->Send(frame_));
   EXPECT_THAT(stream->Finish(), FailsWith(absl::StatusCode::kUnavailable, reason::kRankLost));
+}
+
+TEST_F(TransferStreamTest, ARankIsNotLostWhileOtherStreamsToItMove) {
+  service_.script = [this](Stream& stream) {
+    service_.WaitForRelease();
+    return TakeAll(stream, [](const v1::SendRequest&) {});
+  };
+  step_ = std::chrono::seconds(1);
+  std::jthread others([&] {
+    const auto end = LastMove::Clock::now() + step_ * 3 / 2;
+    while (LastMove::Clock::now() < end) {
+      moved_.Note();
+      std::this_thread::yield();
+    }
+    service_.released = true;
+  });
+  const auto stream = Open();
+  ASSERT_OK(stream->Send(frame_));
+  EXPECT_OK(stream->Finish());
 }
 
 TEST_F(TransferStreamTest, WhatTheRankAnswersIsPassedOn) {
