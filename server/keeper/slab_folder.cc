@@ -86,24 +86,29 @@ absl::StatusOr<UniqueFd> Lock(const std::string& folder) {
                                folder));
 }
 
-UniqueFd OpenFile(const std::string& path, int flags) {
-  return UniqueFd(::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW));
+// A file of its own: a link may lead to memory that another name gives away or cuts. O_NONBLOCK,
+// because opening a FIFO must not wait for a writer.
+absl::StatusOr<UniqueFd> OpenFile(const std::string& path, int flags) {
+  UniqueFd fd(::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  struct stat info = {};
+  if (!fd.valid() || ::fstat(fd.get(), &info) != 0) return Failed("opening", path);
+  if (S_ISREG(info.st_mode)) return fd;
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,
+                   fmt::format("opening {}: it is no regular file", path));
 }
 
 // Sealed memory has lost its write permission, which says nothing to root. A client of our user may
 // have taken the read permission as well.
 absl::StatusOr<UniqueFd> OpenMemory(const std::string& path) {
-  UniqueFd fd = OpenFile(path, O_RDONLY);
-  if (!fd.valid() && errno == EACCES &&
+  absl::StatusOr<UniqueFd> fd = OpenFile(path, O_RDONLY);
+  if (absl::IsPermissionDenied(fd.status()) &&
       ::fchmodat(AT_FDCWD, path.c_str(), S_IRUSR, AT_SYMLINK_NOFOLLOW) == 0) {
     fd = OpenFile(path, O_RDONLY);
   }
+  CKPTD_RETURN_IF_ERROR(fd.status());
   struct stat info = {};
-  if (!fd.valid() || ::fstat(fd.get(), &info) != 0) return Failed("opening", path);
-  if ((info.st_mode & S_IWUSR) == 0) return fd;
-  UniqueFd writable = OpenFile(path, O_RDWR);
-  if (!writable.valid()) return Failed("opening", path);
-  return writable;
+  if (::fstat(fd->get(), &info) != 0) return Failed("opening", path);
+  return (info.st_mode & S_IWUSR) == 0 ? std::move(fd) : OpenFile(path, O_RDWR);
 }
 
 }  // namespace
@@ -153,7 +158,7 @@ absl::StatusOr<StoredEntries> SlabFolder::Entries() {
 
 absl::StatusOr<std::vector<UniqueFd>> SlabFolder::OpenEntry(const std::string& name, size_t files) const {
   std::vector<UniqueFd> fds;
-  CKPTD_ASSIGN_OR_RETURN(const UniqueFd file, OpenForReading(PathOf(name, 0)));
+  CKPTD_ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(PathOf(name, 0), O_RDONLY));
   CKPTD_ASSIGN_OR_RETURN(UniqueFd record, CopyRecord(file.get()));
   fds.push_back(std::move(record));
   for (size_t i = 1; i < files; ++i) {

@@ -197,6 +197,28 @@ TEST_F(SlabFolderTest, ARecordThatIsNoneIsRefused) {
   EXPECT_THAT(process_->keeping.state().dropped, ElementsAre(HasSubstr("reading its record")));
 }
 
+TEST_F(SlabFolderTest, AFileThatIsALinkOrAFifoIsRefusedAndGoes) {
+  ASSERT_OK(process_->Load());
+  const TempFolder elsewhere("/dev/shm");
+  for (const char* name : {"checkpoints~a#0", "checkpoints~a#1"}) {
+    for (const bool fifo : {false, true}) {
+      process_ = nullptr;
+      const std::string kept = folder_ / name;
+      const std::string aside = elsewhere / "aside";
+      std::filesystem::rename(kept, aside);
+      if (fifo) {
+        ASSERT_EQ(::mkfifo(kept.c_str(), 0600), 0);
+      } else {
+        std::filesystem::create_symlink(aside, kept);
+      }
+      process_ = NewProcess();
+      EXPECT_THAT(process_->Active(), IsEmpty()) << name << " " << fifo;
+      EXPECT_EQ(Files(), 0U);
+      ASSERT_OK(process_->Load());
+    }
+  }
+}
+
 TEST_F(SlabFolderTest, LeasesDoNotComeBack) {
   ASSERT_OK(process_->Load());
   const auto ticket = process_->leases.Open(kKeptName, AttachMode::kShared);
