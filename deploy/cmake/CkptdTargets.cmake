@@ -100,10 +100,12 @@ function(ckptd_travels name)
     $<$<BOOL:${CKPTD_LINKS_COMPACT_RELOCATIONS}>:-Wl,-z,pack-relative-relocs>)
 endfunction()
 
-# ckptd_test(name DIRECTORY dir LABEL label DEPENDS lib... [HEADERS header...]): one gtest binary of
-# every *_test.cc in dir. Tests that link gRPC name its header: it is compiled with other macros.
+# ckptd_test(name DIRECTORY dir LABEL label DEPENDS lib... [HEADERS header...] [APART]): one gtest
+# binary of every *_test.cc in dir. ctest runs it once: thousands of processes cost more than most
+# of their tests. APART gives each test a process, where it needs a driver of its own, or seconds.
+# Tests that link gRPC name its header: it is compiled with other macros.
 function(ckptd_test name)
-  cmake_parse_arguments(ARG "" "LABEL" "DIRECTORY;DEPENDS;HEADERS" ${ARGN})
+  cmake_parse_arguments(ARG "APART" "LABEL" "DIRECTORY;DEPENDS;HEADERS" ${ARGN})
   list(TRANSFORM ARG_DIRECTORY PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
   list(TRANSFORM ARG_DIRECTORY APPEND /*_test.cc)
   file(GLOB sources CONFIGURE_DEPENDS ${ARG_DIRECTORY})
@@ -117,6 +119,11 @@ function(ckptd_test name)
     list(APPEND ARG_HEADERS <gmock/gmock.h> <gtest/gtest.h>)
   endif()
   ckptd_precompile(${name} FROM ckptd_test_headers HEADERS ${ARG_HEADERS})
+  if(NOT ARG_APART)
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT 1200)
+    return()
+  endif()
   # Parameters have names; their values are often bytes, and other ones in each run.
   gtest_discover_tests(${name} NO_PRETTY_VALUES PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${CKPTD_TEST_SECONDS}
     DISCOVERY_TIMEOUT 60)
