@@ -24,7 +24,7 @@ SHARED = [
 WRONG = [
     *(("main", *wrong) for wrong in SHARED),
     # The others take theirs from the same place.
-    *((program, *SHARED[0]) for program in ("dcp", "first_load", "pretrained", "resume", "sources", "tools")),
+    *((program, *SHARED[0]) for program in ("dcp", "first_load", "pretrained", "resume", "rivals", "sources", "tools")),
     ("main", ["--only", "nothing"], "no loader is called 'nothing'; there are: ckptd"),
     ("pretrained", ["--only", "nothing"], "no line is called 'nothing'; there are: plain float32"),
     ("planning", ["--ranks", "7"], "'7' is no number of 8 or more"),

@@ -21,6 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
+import peers
 import resuming
 
 
@@ -32,6 +33,7 @@ class Job:
     saved_elsewhere: pathlib.Path  # DCP checkpoint of another number of ranks
     pickled: pathlib.Path  # folder of one file of torch
     training: pathlib.Path  # folder of what resuming.save writes
+    of_peer: pathlib.Path  # folder of what peers.save writes
     optimizer: Optional[torch.optim.Optimizer] = None  # of those that put a training back
     keep: list = dataclasses.field(default_factory=list)  # outlives the clock
     state: dict = dataclasses.field(default_factory=dict)  # rank 0's, by PREPARE
@@ -186,14 +188,14 @@ def dcp_hugging_face(job):
     _dcp(job, HuggingFaceStorageReader(str(job.source)))
 
 
-def _rows(parameter):
+def rows(parameter):
     """This rank's rows of a parameter that is sharded over its first dimension."""
     chunk = -(-parameter.shape[0] // dist.get_world_size())
     begin = min(parameter.shape[0], dist.get_rank() * chunk)
     return begin, min(parameter.shape[0], begin + chunk)
 
 
-def _assign(job, local_of):
+def assign(job, local_of):
     state = {
         name: DTensor.from_local(
             local_of(name, parameter), parameter.device_mesh, parameter.placements,
@@ -209,10 +211,10 @@ def slice_and_clone(job):
         opened = {p.name: stack.enter_context(safe_open(p, "pt")) for p in files_of(job.source)}
 
         def local_of(name, parameter):
-            begin, end = _rows(parameter)
+            begin, end = rows(parameter)
             return opened[names[name]].get_slice(name)[begin:end].clone()
 
-        _assign(job, local_of)
+        assign(job, local_of)
 
 
 def mmap_views(job):
@@ -227,7 +229,7 @@ def mmap_views(job):
 
     def local_of(name, parameter):
         data, base, header = opened[names[name]]
-        begin, end = _rows(parameter)
+        begin, end = rows(parameter)
         if begin == end:
             return torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype)
         row = parameter[0:1].numel() if parameter.ndim == 0 else int(
@@ -238,7 +240,7 @@ def mmap_views(job):
             flat = torch.frombuffer(data, dtype=parameter.dtype, count=(end - begin) * row, offset=at)
         return flat.view(end - begin, *parameter.shape[1:])
 
-    _assign(job, local_of)
+    assign(job, local_of)
 
 
 def _ckptd(job, source=None, **options):
@@ -311,14 +313,16 @@ CONTENDERS = {
     "safetensors get_slice + clone": slice_and_clone,
     "mmap views": mmap_views,
     **resuming.CONTENDERS,
+    **peers.CONTENDERS,
 }
 # Checkpoints that are read in place of the source.
 READS = {"dcp.load, same layout": "saved", "dcp.load, resharded": "saved_elsewhere",
          **{name: what for name, (_, what) in READERS.items()},
-         **dict(zip(SOURCES, ("pickled", "saved", "saved_elsewhere"))), **dict.fromkeys(resuming.CONTENDERS, "training")}
+         **dict(zip(SOURCES, ("pickled", "saved", "saved_elsewhere"))), **dict.fromkeys(resuming.CONTENDERS, "training"),
+         "torch_checkpointing": "of_peer"}
 # What is done before the clock starts.
 PREPARE = {**{name: state_in_memory for name in CONTENDERS if "in memory" in name}, **dict.fromkeys(READERS, real_memory),
-           **dict.fromkeys(resuming.CONTENDERS, resuming.prepare)}
+           **dict.fromkeys(resuming.CONTENDERS, resuming.prepare), "torch_checkpointing": real_memory}
 
 
 def is_ours(name):
@@ -329,7 +333,7 @@ def is_ours(name):
 # What loads weights.
 OURS = [name for name in CONTENDERS if is_ours(name) and name not in resuming.CONTENDERS]
 RIVALS = [name for name in CONTENDERS
-          if not is_ours(name) and name not in (SAVE, resuming.SAVE, *resuming.CONTENDERS)]
+          if not is_ours(name) and name not in (SAVE, resuming.SAVE, *resuming.CONTENDERS, *peers.CONTENDERS)]
 # Of ours, those that run accelerate's own code, or look for it.
 OVER_ACCELERATE = ["ckptd load_checkpoint_in_model"]
 # What these load is handed over for good. Memory that was lent to be read cannot be, and has to be

@@ -3,6 +3,7 @@
 import statistics
 
 import contenders
+import peers
 import resuming
 from rounds import COLD_FLOOR, WARM_FLOOR
 
@@ -82,6 +83,11 @@ def originals(table, found, pairs):
     for ours, theirs, target in pairs:
         owner = theirs.split()[0].rstrip(",")
         table.at_least(f"{ours}, vs {owner}'s", median(found[theirs]) / median(found[ours]), target)
+
+
+def rivals(table, found):
+    for name in peers.LOADS:
+        table.plain(f"vs {name}", f"{median(found[name]) / median(found[contenders.SAFETENSORS]):.2f} x")
 
 
 def resume(table, found):

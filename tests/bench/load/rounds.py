@@ -42,7 +42,8 @@ class Bench:
         """apart: the daemons of contenders.APART. others: folders of contenders.Job, where they are read."""
         self.daemons, self.apart = daemons, apart
         self.source, self.nbytes, self.ranks = source, nbytes, ranks
-        self.others = {"saved": source, "saved_elsewhere": source, "pickled": source, "training": source, **others}
+        folders = ("saved", "saved_elsewhere", "pickled", "training", "of_peer")
+        self.others = {**dict.fromkeys(folders, source), **others}
         self.files = contenders.files_of(source)
 
     def floor(self, kind):

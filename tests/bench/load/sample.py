@@ -23,6 +23,7 @@ from torch.distributed.fsdp import fully_shard  # noqa: E402
 import contenders  # noqa: E402
 import floors  # noqa: E402
 import model as llama  # noqa: E402
+import peers  # noqa: E402
 import resuming  # noqa: E402
 
 PAGE = 4096
@@ -103,6 +104,8 @@ def import_for(contender):
     """What its calls would import otherwise, on the clock."""
     import torch.distributed.checkpoint.state_dict  # noqa: F401
 
+    if contender in peers.LOADS:
+        __import__(contender)
     if contenders.is_ours(contender):
         import ckptd.torch  # noqa: F401
         import grpc  # noqa: F401
@@ -116,7 +119,7 @@ def main(spec_path, rank):
     store = dist.FileStore(spec["store"], spec["ranks"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=spec["ranks"])
     model = Stripped(build(spec["bytes"]))
-    folders = ("source", "saved", "saved_elsewhere", "pickled", "training")
+    folders = ("source", "saved", "saved_elsewhere", "pickled", "training", "of_peer")
     job = contenders.Job(model, *(pathlib.Path(spec[folder]) for folder in folders))
     import_for(spec["contender"])
     # Some systems take pages back that nobody has used for a few seconds.
