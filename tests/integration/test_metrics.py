@@ -131,9 +131,11 @@ def test_prometheus_answers_the_query_of_every_panel(prometheus):
     for panel in panels():
         for target in panel["targets"]:
             expression = target["expr"].replace("$group", ".*")
-            # Rates over hours need no hours of samples.
-            answer = prometheus("query", query=expression)["result"]
-            assert answer or any(name in expression for name in NO_SAMPLES), panel["title"]
+            if any(name in expression for name in NO_SAMPLES):
+                prometheus("query", query=expression)
+                continue
+            # A scrape that a busy machine does not answer in a second leaves none for a moment.
+            wait_until(lambda: prometheus("query", query=expression)["result"], f"an answer for {panel['title']}")
 
 
 def test_prometheus_takes_the_rules_and_no_alert_fires_on_a_group_that_is_well(prometheus):
@@ -141,7 +143,7 @@ def test_prometheus_takes_the_rules_and_no_alert_fires_on_a_group_that_is_well(p
     assert len(rules) == len(yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"])
     assert {rule["health"] for rule in rules} <= {"ok", "unknown"}, rules
     firing = {alert["labels"]["alertname"] for alert in prometheus("alerts")["alerts"] if alert["state"] == "firing"}
-    assert firing <= {"CkptdLoadsFail"}, firing
+    assert not firing, firing
 
 
 def test_a_daemon_that_stands_still_is_not_up(two):
