@@ -13,6 +13,7 @@ namespace {
 constexpr std::chrono::seconds kBetweenLines{5};
 constexpr std::chrono::seconds kBetweenReminders{30};
 constexpr size_t kBarColumns = 24;
+constexpr size_t kLeastBarColumns = 8;
 constexpr int kMaxRanksShown = 8;
 
 // A load that has just been accepted has no stage yet.
@@ -56,6 +57,10 @@ std::string Details(const v1::Progress& progress) {
   } else if (progress.slowest_rank() >= 0 && progress.bytes_done() < progress.bytes_total()) {
     out += fmt::format("  slowest rank {}", progress.slowest_rank());
   }
+  if (progress.has_slowest_file() && progress.bytes_done() < progress.bytes_total()) {
+    const std::string& path = progress.slowest_file().path();
+    out += fmt::format("  slow file {}", Escape(path.substr(path.rfind('/') + 1)));
+  }
   return out;
 }
 
@@ -70,11 +75,15 @@ std::string ProgressLine(const v1::Progress& progress, std::string_view stage) {
 std::string ProgressBar(const v1::Progress& progress, size_t width, std::string_view stage) {
   if (progress.bytes_total() == 0) return Shorten(ProgressLine(progress, stage), width);
   const double share = ShareOf(progress);
-  const auto full = static_cast<size_t>(share * static_cast<double>(kBarColumns));
-  return Shorten(fmt::format("{} [{}{}] {:3.0f}%{}", StageName(progress.stage(), stage),
-                             std::string(full, '#'), std::string(kBarColumns - full, '.'),
-                             share * 100, Details(progress)),
-                 width);
+  const std::string details = fmt::format("{:3.0f}%{}", share * 100, Details(progress));
+  const std::string name = StageName(progress.stage(), stage);
+  const size_t others = Columns(name) + Columns(details) + 4;
+  // The facts come before the bar.
+  const size_t room = std::min(kBarColumns, width - std::min(width, others));
+  if (room < kLeastBarColumns) return Shorten(ProgressLine(progress, stage), width);
+  const auto full = static_cast<size_t>(share * static_cast<double>(room));
+  return fmt::format("{} [{}{}] {}", name, std::string(full, '#'), std::string(room - full, '.'),
+                     details);
 }
 
 void ProgressView::Update(const v1::Progress& progress, std::string_view stage) {

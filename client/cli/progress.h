@@ -13,11 +13,11 @@
 
 namespace ckptd::cli {
 
-// "TRANSFERRING  45%  6.8 GB of 15.2 GB  4.5 GB/s  ETA 2 s  slowest rank 3". `stage`: what stands for
-// the stage; empty: its name.
+// "TRANSFERRING  45%  6.8 GB of 15.2 GB  4.5 GB/s  ETA 2 s  slowest rank 3", and a slow file where there
+// is one. `stage`: what stands for the stage; empty: its name.
 std::string ProgressLine(const v1::Progress& progress, std::string_view stage = {});
 
-// The same with a bar, at most `width` columns.
+// The same with a bar, as far as there is room for one, in at most `width` columns.
 std::string ProgressBar(const v1::Progress& progress, size_t width, std::string_view stage = {});
 
 // One load, or something else that is waited for. Not thread-safe.

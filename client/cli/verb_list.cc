@@ -128,6 +128,12 @@ std::string IoModesOf(const v1::ReadCounters& read) {
   return out.empty() ? out : out + ")";
 }
 
+std::string SlowFileOf(const v1::Progress& progress) {
+  const v1::SlowFile& file = progress.slowest_file();
+  if (file.path().empty()) return "";
+  return fmt::format("{} ({})", file.path(), HumanRate(file.bytes_per_second()));
+}
+
 std::string StagesOf(const v1::Progress& progress) {
   std::string out;
   for (const v1::StageTime& stage : progress.stages()) {
@@ -166,6 +172,7 @@ absl::Status PrintCheckpoint(const v1::Checkpoint& one, Context& context) {
                                        IoModesOf(progress.read()))},
        {"host tier", restored > 0 ? HumanBytes(restored) + " of this rank restored" : ""},
        {"transferred at", rate > 0 ? HumanRate(rate) : ""},
+       {"slow file", SlowFileOf(progress)},
        {"stages", StagesOf(progress)},
        {"digests", one.digests() ? "yes" : "no"},
        {"leases", std::to_string(one.lease_count())},

@@ -83,6 +83,7 @@ std::shared_ptr<ShardMemory> Eviction::EvictOne() {
   if (victim == nullptr) return nullptr;
   Log(LogLevel::kInfo, "{}: evicted, {:.1f} MB", victim->info.name,
       static_cast<double>(victim->info.slab_bytes) / 1e6);
+  if (observer_ != nullptr) observer_->OnEvicted(victim->info.slab_bytes);
   std::shared_ptr<ShardMemory> memory = std::move(victim->memory);
   std::erase_if(leaving_, [](const auto& left) { return left.second.expired(); });
   leaving_.emplace_back(victim->info.name, memory);

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "server/catalog/catalog_table.h"
 #include "server/memory/memory.h"
+#include "server/protocol/daemon_observer.h"
 
 namespace ckptd {
 
@@ -54,6 +55,8 @@ class Eviction {
   // once, before the catalog is used; else it is freed at once.
   using Later = std::function<void(std::function<void()>)>;
   void SetLater(Later later) { later_ = std::move(later); }
+  // Set once, before the catalog is used; outlives it. Null: none.
+  void SetObserver(DaemonObserver* observer) { observer_ = observer; }
 
  private:
   // Nobody needs its memory: ACTIVE, neither leased nor pinned nor kept for a client.
@@ -90,6 +93,7 @@ class Eviction {
   MemoryBackend& backend_;
   Holders holders_ = [](const std::string&) { return std::vector<int32_t>(); };
   Later later_ = nullptr;
+  DaemonObserver* observer_ = nullptr;
   // Bytes that were evicted and are not free yet.
   uint64_t going_ ABSL_GUARDED_BY(table_.mutex) = 0;
   // What was evicted and is not free yet, by name: its lease is just ending, somebody verifies it,

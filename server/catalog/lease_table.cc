@@ -96,7 +96,10 @@ void LeaseTable::HandedOver(const std::string& lease) {
   {
     MutexLock lock(mutex_);
     const auto at = leases_.find(lease);
-    if (at == leases_.end() || at->second.info.mode != AttachMode::kExclusive) return;
+    if (at == leases_.end()) return;
+    const AttachMode mode = at->second.info.mode;
+    if (observer_ != nullptr) observer_->OnAttached(mode, Clock::now() - at->second.opened);
+    if (mode != AttachMode::kExclusive) return;
     memory = at->second.memory;
     checkpoint = at->second.info.checkpoint;
     generation = at->second.generation;

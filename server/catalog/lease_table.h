@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/mutex.h"
 #include "server/catalog/catalog.h"
+#include "server/protocol/daemon_observer.h"
 
 namespace ckptd {
 
@@ -57,6 +58,8 @@ class LeaseTable {
   absl::Status Restore(LeaseInfo info);
   // See Catalog::SetKeeper.
   void SetKeeper(ShardKeeper* keeper) { keeper_ = keeper; }
+  // Set before the table is used; outlives it. Null: none.
+  void SetObserver(DaemonObserver* observer) { observer_ = observer; }
   // Descriptors have left: an EXCLUSIVE client owns the memory from now on.
   void HandedOver(const std::string& lease);
   // The connection closed. Idempotent.
@@ -81,6 +84,7 @@ class LeaseTable {
   struct Lease {
     LeaseInfo info;
     std::string token;  // empty once shown
+    Clock::time_point opened = Clock::now();
     Clock::time_point token_expiry;
     std::shared_ptr<ShardMemory> memory;
     uint64_t generation = 0;
@@ -88,6 +92,7 @@ class LeaseTable {
 
   Catalog& catalog_;
   ShardKeeper* keeper_ = nullptr;
+  DaemonObserver* observer_ = nullptr;
   mutable Mutex mutex_;
   mutable CondVar changed_;
   std::map<std::string, Lease> leases_ ABSL_GUARDED_BY(mutex_);

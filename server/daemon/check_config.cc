@@ -15,6 +15,7 @@
 #include "common/layout/layout.h"
 #include "server/daemon/access_settings.h"
 #include "server/daemon/arena_default.h"
+#include "server/daemon/metrics_port.h"
 #include "server/daemon/network.h"
 #include "server/daemon/preload.h"
 #include "server/daemon/sizes.h"
@@ -116,8 +117,10 @@ absl::Status CheckPorts(const Config& config) {
                                config.peer_port, config.local_size, kMostPort));
   }
   const auto health = ListenAddress(config.health_port);
-  return health.ok() ? absl::OkStatus()
-                     : Invalid("checking --health-port: " + MessageOf(health.status()));
+  if (!health.ok()) return Invalid("checking --health-port: " + MessageOf(health.status()));
+  const auto metrics = MetricsAddress(config.metrics);
+  return metrics.ok() ? absl::OkStatus()
+                      : Invalid("checking --metrics: " + MessageOf(metrics.status()));
 }
 
 absl::Status CheckGroup(const Config& config) {

@@ -43,6 +43,11 @@ const Setting kSettings[] = {
     {"health-port", &Config::health_port,
      "TCP port, or host:port, on which grpc.health.v1 alone is served, in plain text, for probes "
      "of Kubernetes; launch serves it for all daemons of its host; 0: none"},
+    {"metrics", &Config::metrics,
+     "Where GET /metrics has metrics for Prometheus, in plain text for everybody who reaches it: a "
+     "port of 127.0.0.1, or host:port (0.0.0.0:9464 for all interfaces); launch serves those of all "
+     "daemons of its host there; socket: at a Unix socket of each daemon in its run directory; 0: "
+     "nowhere"},
     {"advertise", &Config::advertise,
      "Host name or address under which the others reach this daemon (found out if not given)"},
     {"host-id", &Config::host_id,

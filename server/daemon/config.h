@@ -29,6 +29,7 @@ struct Config {
   std::string rendezvous;              // host:port of rank 0's peer server
   uint32_t peer_port = 0;              // of this host's first daemon; 0: any free one
   std::string health_port = "0";       // a port or host:port for grpc.health.v1; "0": none
+  std::string metrics = "0";           // MetricsAddress reads it
   std::string advertise;               // host name by which peers reach this daemon
   std::string host_id;                 // daemons with the same one share memory; empty: the boot id
   std::string peer_auth = "required";  // or "none": anybody may call the peer port

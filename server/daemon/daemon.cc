@@ -123,6 +123,11 @@ Node::Options Daemon::NodeOptions() {
   options.ready = memory_.ready;
   options.keeper = keeping_.get();
   options.drop_released = [this] { peer_memory_->DropReleased(Clock::now() + kDropPatience); };
+  if (config_.metrics != "0") {
+    recorder_ = std::make_unique<MetricsRecorder>();
+    options.load_observers = {recorder_.get()};
+    options.observer = recorder_.get();
+  }
   options.reading.comm = ParseCommChoice(config_.comm).value();  // CheckConfig has checked it
   options.comms = memory_.comms.get();
   options.no_comms = memory_.no_comms;
@@ -253,6 +258,7 @@ absl::Status Daemon::StartClientServers() {
                          .policy = policy_},
                         {admin_service_.get(), health_service_.get()}));
   CKPTD_ASSIGN_OR_RETURN(health_server_, StartHealthServer(config_, *health_service_));
+  CKPTD_ASSIGN_OR_RETURN(metrics_port_, ServeMetrics(config_, *node_, recorder_.get()));
   return absl::OkStatus();
 }
 
@@ -317,6 +323,7 @@ Daemon::~Daemon() {
   if (keeping_ != nullptr) keeping_->LeaveLeases();
   if (node_ != nullptr) node_->Stop();
   if (health_service_ != nullptr) health_service_->Stop();
+  metrics_port_.reset();
   health_server_.reset();
   admin_server_.reset();
   workload_server_.reset();

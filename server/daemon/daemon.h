@@ -17,6 +17,7 @@
 #include "server/daemon/health_port.h"
 #include "server/daemon/keeping.h"
 #include "server/daemon/memory_tier.h"
+#include "server/daemon/metrics_service.h"
 #include "server/daemon/network.h"
 #include "server/daemon/run_directory.h"
 #include "server/node/node.h"
@@ -83,6 +84,7 @@ class Daemon {
   std::unique_ptr<HostPeerMemory> peer_memory_;
   std::unique_ptr<PeerSocket> peer_socket_;
   std::unique_ptr<Keeping> keeping_;  // null: nothing outlives this process
+  std::unique_ptr<MetricsRecorder> recorder_;  // null: no --metrics
   std::unique_ptr<Node> node_;
   std::unique_ptr<GroupServiceImpl> group_service_;
   std::unique_ptr<TransferServiceImpl> transfer_service_;
@@ -94,6 +96,7 @@ class Daemon {
   std::unique_ptr<GrpcServer> peer_server_;
   std::unique_ptr<GrpcServer> workload_server_;
   std::unique_ptr<GrpcServer> admin_server_;
+  std::unique_ptr<MetricsPort> metrics_port_;
   std::unique_ptr<GrpcServer> health_server_;  // null: only the Unix sockets serve health
 };
 

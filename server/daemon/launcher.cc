@@ -29,6 +29,7 @@
 #include "server/daemon/health_port.h"
 #include "server/daemon/job_lock.h"
 #include "server/daemon/keeper_process.h"
+#include "server/daemon/metrics_service.h"
 #include "server/daemon/network.h"
 #include "server/daemon/peer_auth.h"
 #include "server/daemon/run_directory.h"
@@ -114,8 +115,9 @@ class Launcher {
   }
 
   int Run() {
-    if (const absl::Status health = ServeHealth(); !health.ok()) {
-      PrintError(health);
+    for (const absl::Status& served : {ServeHealth(), ServeMetrics()}) {
+      if (served.ok()) continue;
+      PrintError(served);
       return kExitUsage;
     }
     while (!exit_code_.has_value()) {
@@ -152,10 +154,19 @@ class Launcher {
     return absl::OkStatus();
   }
 
+  // The same.
+  absl::Status ServeMetrics() {
+    std::vector<uint32_t> ranks;
+    for (const Slot& slot : slots_) ranks.push_back(slot.rank);
+    CKPTD_ASSIGN_OR_RETURN(metrics_port_, ServeHostMetrics(config_, std::move(ranks)));
+    return absl::OkStatus();
+  }
+
   Config ConfigOf(const Slot& slot) const {
     Config config = config_;
     config.rank = slot.rank;
     config.health_port = "0";  // this process serves it
+    if (config.metrics != "0") config.metrics = kMetricsSocket;  // where it finds them
     return config;
   }
 
@@ -422,6 +433,7 @@ class Launcher {
   Clock::time_point start_deadline_;
   std::unique_ptr<HealthServiceImpl> health_service_;  // null: no --health-port
   std::unique_ptr<GrpcServer> health_server_;
+  std::unique_ptr<MetricsPort> metrics_port_;  // null: no --metrics
   bool announced_ = false;
   bool removed_ = false;      // the run directory; reported once
   bool end_orphans_ = false;  // the command did not end by itself

@@ -25,6 +25,7 @@ SocketPaths PathsOf(const Config& config) {
   paths.admin = stem + ".admin.sock";
   paths.fd = stem + ".fd.sock";
   paths.memory = stem + ".mem.sock";
+  paths.metrics = stem + ".metrics.sock";
   paths.lock = stem + ".lock";
   paths.keeper = paths.directory + "/keeper.sock";
   paths.arena = stem + ".arena";

@@ -21,6 +21,7 @@ struct SocketPaths {
   std::string memory;  // for the group's leader
   std::string lock;    // locked as long as a daemon of that rank lives
   std::string keeper;  // of `launch` on node 0 and of `keep`; see KeeperSocketOf
+  std::string metrics;  // with --metrics socket, and for `launch`
   std::string arena;   // how much that rank loaded, for its next daemon
 };
 SocketPaths PathsOf(const Config& config);

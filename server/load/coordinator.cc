@@ -374,7 +374,9 @@ void Coordinator::FailExpired() {
     for (const PendingLoads::Waiting& pending : expired) being_told_.insert(pending.name);
   }
   for (const PendingLoads::Waiting& pending : expired) {
-    AbortEverywhere(pending.name, WhyExpired(pending, parts_.membership.MissingRanks()));
+    const absl::Status why = WhyExpired(pending, parts_.membership.MissingRanks());
+    AbortEverywhere(pending.name, why);
+    observers_.OnEnded(pending.name, why, Progress());
   }
   MutexLock lock(mutex_);
   being_told_.clear();

@@ -65,6 +65,10 @@ void ProgressMeter::Sum(const std::map<uint32_t, ReadReport>& done, Progress& pr
   std::set<int32_t> streamed;
   for (const auto& [reader, report] : done) {
     progress.read += report.read;
+    const FileRate& file = report.slowest_file;
+    const bool slower = progress.slowest_file.path.empty() ||
+                        file.bytes_per_second < progress.slowest_file.bytes_per_second;
+    if (!file.path.empty() && slower) progress.slowest_file = file;
     for (const ReadReport::Filled& filled : report.filled) {
       const auto at = missing.find(filled.rank);
       if (at == missing.end()) continue;

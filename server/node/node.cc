@@ -84,6 +84,8 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
   Eviction& eviction = catalog_.eviction();
   eviction.SetLater([this](std::function<void()> free) { load_worker_.Post(std::move(free)); });
   eviction.SetHolders([this](const std::string& name) { return leases_.HoldersOf(name); });
+  eviction.SetObserver(options_.observer);
+  leases_.SetObserver(options_.observer);
   UseKeeper(options_.keeper, catalog_, leases_);
   if (options_.identity.rank == 0) {
     membership_ = std::make_unique<Membership>(
@@ -94,7 +96,7 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
         Coordinator::Parts{catalog_, *membership_, {peer_memory, backend, comms_},
                            load_worker_, lookups_,
                            options_.reading, options_.reader,
-                           &leases_, &participants_});
+                           &leases_, &participants_, options_.load_observers});
   } else {
     follower_ = std::make_unique<Follower>(
         Follower::Parts{catalog_, backend_, options_.leader, options_.on_secret,

@@ -56,6 +56,9 @@ class Node {
     std::vector<ReadyMemory*> ready;
     // Holds what is to outlive this process, and has what an earlier one left. Null: nothing.
     ShardKeeper* keeper = nullptr;
+    // They outlive the node. No nulls; load observers are told on rank 0 alone.
+    std::vector<LoadObserver*> load_observers = {};
+    DaemonObserver* observer = nullptr;  // null: none
     // Unmaps memory that other daemons have given back. Called on the load worker.
     std::function<void()> drop_released = [] {};
   };

@@ -43,6 +43,7 @@ struct Progress {
   uint64_t bytes_done = 0;
   double bytes_per_second = 0;
   int32_t slowest_rank = -1;
+  FileRate slowest_file;  // as FileTimes::Slowest, of all readers
   std::vector<int32_t> waiting_ranks;
   std::string conflict;   // what one of them loads instead, for people
   std::string no_memory;  // kWaitingForMemory: who holds what, for people

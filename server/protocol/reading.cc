@@ -59,6 +59,7 @@ ReadReport Counted(const ReadReport& begun, const TransferProgress& counters) {
   report.read = counters.read();
   report.exchanges = counters.exchanges.load(std::memory_order_relaxed);
   report.busy = counters.busy.load(std::memory_order_relaxed);
+  report.slowest_file = counters.files.Slowest(Clock::now());
   for (size_t i = 0; i < report.filled.size(); ++i) {
     report.filled[i].bytes = counters.done[i].load(std::memory_order_relaxed);
   }

@@ -90,6 +90,7 @@ struct ReadReport {
   ReadCounters read;
   uint64_t exchanges = 0;  // of a communicator, that it has done its part of
   bool busy = false;       // before the next: it is not waiting for other ranks
+  FileRate slowest_file = {};  // as FileTimes::Slowest
   std::vector<Filled> filled;
 };
 // What has been done of `begun`, which names the ranks in the order of `counters`.

@@ -42,7 +42,7 @@ constexpr std::chrono::seconds kBetweenWarnings{10};
 absl::Status CannotBind(const std::string& address, const std::string& why) {
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kConfigInvalid,
                    fmt::format("listening on {}: {}choose another --rendezvous, --advertise, "
-                               "--peer-port or --health-port",
+                               "--peer-port, --health-port or --metrics",
                                address, why));
 }
 

@@ -65,6 +65,15 @@ ReadCounters FromProto(const v1::ReadCounters& read) {
   return {read.storage_bytes(), read.mapped_bytes(), read.direct_bytes()};
 }
 
+v1::SlowFile ToProto(const FileRate& file) {
+  v1::SlowFile out;
+  out.set_path(SendableText(file.path));
+  out.set_bytes_per_second(file.bytes_per_second);
+  return out;
+}
+
+FileRate FromProto(const v1::SlowFile& file) { return {file.path(), file.bytes_per_second()}; }
+
 v1::Progress ToProto(const Progress& progress) {
   v1::Progress out;
   out.set_stage(static_cast<v1::Stage>(progress.stage));
@@ -72,6 +81,9 @@ v1::Progress ToProto(const Progress& progress) {
   out.set_bytes_done(progress.bytes_done);
   out.set_bytes_per_second(progress.bytes_per_second);
   out.set_slowest_rank(progress.slowest_rank);
+  if (!progress.slowest_file.path.empty()) {
+    *out.mutable_slowest_file() = ToProto(progress.slowest_file);
+  }
   for (const int32_t rank : progress.waiting_ranks) out.add_waiting_ranks(rank);
   out.set_conflict(SendableText(progress.conflict));
   out.set_no_memory(SendableText(progress.no_memory));
@@ -97,6 +109,7 @@ Progress FromProto(const v1::Progress& progress) {
   out.bytes_done = progress.bytes_done();
   out.bytes_per_second = progress.bytes_per_second();
   out.slowest_rank = progress.slowest_rank();
+  out.slowest_file = FromProto(progress.slowest_file());
   out.waiting_ranks.assign(progress.waiting_ranks().begin(), progress.waiting_ranks().end());
   out.conflict = progress.conflict();
   out.no_memory = progress.no_memory();

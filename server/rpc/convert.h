@@ -27,6 +27,8 @@ google::protobuf::Timestamp ToProto(std::chrono::system_clock::time_point time);
 
 v1::ReadCounters ToProto(const ReadCounters& read);
 ReadCounters FromProto(const v1::ReadCounters& read);
+v1::SlowFile ToProto(const FileRate& file);
+FileRate FromProto(const v1::SlowFile& file);
 v1::Progress ToProto(const Progress& progress);
 Progress FromProto(const v1::Progress& progress);
 v1::Failure ToFailure(const absl::Status& status);

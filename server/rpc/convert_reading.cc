@@ -108,6 +108,7 @@ v1::ExecuteResponse ToProto(const ReadReport& report) {
   *out.mutable_read() = ToProto(report.read);
   out.set_exchanges(report.exchanges);
   out.set_busy(report.busy);
+  if (!report.slowest_file.path.empty()) *out.mutable_slowest_file() = ToProto(report.slowest_file);
   for (const ReadReport::Filled& filled : report.filled) {
     v1::FilledRank& one = *out.add_filled();
     one.set_rank(static_cast<int32_t>(filled.rank));
@@ -123,6 +124,7 @@ ReadReport FromProto(const v1::ExecuteResponse& response) {
   out.read = FromProto(response.read());
   out.exchanges = response.exchanges();
   out.busy = response.busy();
+  out.slowest_file = FromProto(response.slowest_file());
   for (const v1::FilledRank& filled : response.filled()) {
     ReadReport::Filled one;
     one.rank = static_cast<uint32_t>(filled.rank());

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
 #include <utility>
 
@@ -140,6 +141,7 @@ class Job {
 
   absl::Status Work(SlabWriter& slabs, size_t direct_reads) {
     ItemWorker worker(slabs, files_, direct_reads);
+    FileTimes::Reader times(progress_.files);
     std::vector<uint64_t> done(targets_.size());
     ClaimedItems claimed;
     WindowVisit visit;
@@ -163,7 +165,10 @@ class Job {
         }
         return Poll();
       };
+      const uint32_t file = next.item->file;
+      times.Begin(file, files_.path(file), std::chrono::steady_clock::now());
       CKPTD_RETURN_IF_ERROR(worker.Do(next.window, *next.item, done, poll));
+      times.End(worker.needed_bytes(), std::chrono::steady_clock::now());
       CKPTD_RETURN_IF_ERROR(slabs.status());
       Count(worker, done);
       if (next.window->items_left.fetch_sub(1, std::memory_order_acq_rel) == 1) {

@@ -14,6 +14,7 @@
 #include "common/plan/scatter_order.h"
 #include "common/source/access.h"
 #include "server/memory/slab_view.h"
+#include "server/transfer/file_times.h"
 #include "server/transfer/frames.h"
 #include "server/transfer/io_mode.h"
 
@@ -76,6 +77,7 @@ struct TransferProgress {
   std::atomic<bool> busy = false;
   std::atomic<bool> joining = false;  // joins such a communicator, together with the other ranks
   std::vector<std::atomic<uint64_t>> done;  // target bytes placed or sent, per target
+  FileTimes files;
 };
 
 struct TransferResult {

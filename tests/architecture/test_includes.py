@@ -25,7 +25,7 @@ BEHIND_SEAMS = ("common/source/storage/", "common/source/formats/", *(f"{part}/"
 # Who may name storages and formats.
 REGISTRY = "common/source/registry.cc"
 # The daemon's own rooms: each may include those before it.
-ROOMS = ["protocol", "collective", "catalog", "group", "load", "node"]
+ROOMS = ["protocol", "collective", "catalog", "group", "load", "node", "metrics"]
 
 # Folder prefix -> prefixes it may include. The longest prefix that matches a
 # file decides.
@@ -126,6 +126,7 @@ def test_every_include_follows_the_folder_table():
     ("server/load/x.cc", "grpcpp/server.h"),
     ("server/catalog/x.cc", "server/load/pending_loads.h"),
     ("server/group/x.cc", "server/node/node.h"),
+    ("server/node/x.cc", "server/metrics/metric.h"),
     ("client/cpp/x.cc", "server/node/node.h"),
     ("server/load/x.cc", "nccl.h"),
     ("server/comm/nccl/x.cc", "server/memory/cuda/cuda_lane.h"),

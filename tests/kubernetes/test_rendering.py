@@ -41,7 +41,7 @@ def test_every_component_is_used_by_an_overlay_or_tried_here():
     used = "".join((folder / "kustomization.yaml").read_text(encoding="utf-8") for folder in manifests.overlays())
     unused = {path.parent.name for path in manifests.FOLDER.glob("components/*/kustomization.yaml")
               if f"components/{path.parent.name}\n" not in used}
-    assert unused == {"preload", "group-key-file", "slabs", "wait"}
+    assert unused == {"preload", "group-key-file", "metrics", "slabs", "wait"}
 
 
 def write_overlay(folder, base, *components):
@@ -66,6 +66,26 @@ def test_the_component_preload_names_the_checkpoint_to_the_daemons(form, copied)
     template, = manifests.all_pod_templates(manifests.kustomize(overlay))
     said = manifests.environment(manifests.daemon_container(template))
     assert said["CKPTD_LOAD"] == "/models/my-model" and said["CKPTD_DTYPE"] == "BF16"
+
+
+@pytest.mark.parametrize("form, nodes", [("sidecar", 1), ("supervisor", 1), ("sidecar", 4)])
+def test_the_component_metrics_opens_a_port_for_prometheus(form, nodes, copied):
+    several = [f"../components/{name}" for name in ("several-pods", "group-key") if nodes > 1]
+    overlay = write_overlay(copied / "overlay", f"../base/{form}", *several, "../components/metrics")
+    from_chart = manifests.documents(manifests.render({"form": form, "nodes": nodes, "daemon": {"metricsPort": 9464}}))
+    assert manifests.by_name(manifests.kustomize(overlay)) == manifests.by_name(from_chart)
+    template, = manifests.all_pod_templates(from_chart)
+    daemon = manifests.daemon_container(template)
+    assert manifests.environment(daemon)["CKPTD_METRICS"] == "[::]:9464"
+    assert {"name": "metrics", "containerPort": 9464} in daemon["ports"]
+    assert template["metadata"]["annotations"] == {"prometheus.io/scrape": "true", "prometheus.io/port": "9464"}
+    policy, = [one for one in from_chart if one["kind"] == "NetworkPolicy"]
+    assert {"ports": [{"port": 9464}]} in policy["spec"]["ingress"]
+
+
+def test_a_pod_has_no_port_for_metrics_by_default():
+    text = manifests.render({})
+    assert "9464" not in text and "prometheus.io" not in text and "CKPTD_METRICS" not in text
 
 
 @pytest.mark.parametrize("form", ["sidecar", "supervisor"])

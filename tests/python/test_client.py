@@ -86,6 +86,16 @@ def test_who_waits_with_other_wishes_than_a_resident_load_hears_in_what_they_dif
     assert dataclasses.replace(waits, progress=NO_PROGRESS).waits_for == NO_PROGRESS.waits_for
 
 
+def test_what_a_load_waits_for_names_a_slow_file_beside_the_slow_rank():
+    message = _proto.message("Progress")(stage=6, slowest_rank=3)
+    message.slowest_file.path, message.slowest_file.bytes_per_second = "/m/model-2.safetensors", 12.5
+    progress = _types.progress_of(message)
+    assert progress.waits_for == "transferring, rank 3 is the slowest, /m/model-2.safetensors is a slow file"
+    assert progress.slowest_file_bytes_per_second == 12.5
+    message.ClearField("slowest_file")
+    assert _types.progress_of(message).waits_for == "transferring, rank 3 is the slowest"
+
+
 def test_a_load_that_does_not_end_names_the_ranks_it_waits_for(daemon, client, source):
     daemon.stay_loading = True
     with pytest.raises(ckptd.DeadlineExceeded, match="ranks 3, 5 to take part .a daemon that"):

@@ -36,6 +36,9 @@ class Progress:
     restored_bytes: int  # bytes of this rank from its daemon's host tier
     streamed_ranks: Tuple[int, ...]  # ranks that got bytes through streams, not by mapping
     stages: Tuple[Tuple[str, float], ...]  # finished ones, seconds each
+    # A file that is much slower than the others, or does not answer; else empty.
+    slowest_file: str = ""
+    slowest_file_bytes_per_second: float = 0.0  # as one thread reads it
 
     @property
     def waits_for(self) -> str:
@@ -53,6 +56,8 @@ class Progress:
             text += f", {self.bytes_done} of {self.bytes_total} bytes"
         if self.slowest_rank >= 0:
             text += f", rank {self.slowest_rank} is the slowest"
+        if self.slowest_file:
+            text += f", {self.slowest_file} is a slow file"
         return text
 
 
@@ -122,6 +127,8 @@ def progress_of(message) -> Progress:
         stages=tuple(
             (_STAGES.get(t.stage, str(t.stage)), seconds(t.duration)) for t in message.stages
         ),
+        slowest_file=path_of(message.slowest_file.path),
+        slowest_file_bytes_per_second=message.slowest_file.bytes_per_second,
     )
 
 

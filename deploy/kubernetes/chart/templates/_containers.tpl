@@ -20,6 +20,10 @@
       fieldPath: metadata.uid
 - name: CKPTD_HEALTH_PORT
   value: {{ .Values.daemon.healthPort | quote }}
+{{- if .Values.daemon.metricsPort }}
+- name: CKPTD_METRICS
+  value: "[::]:{{ .Values.daemon.metricsPort }}"
+{{- end }}
 {{- if include "ckptd.several" . }}
 - name: CKPTD_PEER_PORT
   value: {{ .Values.daemon.port | quote }}
@@ -191,6 +195,10 @@ lifecycle:
 {{- define "ckptd.ports" -}}
 - name: health
   containerPort: {{ .Values.daemon.healthPort }}
+{{- if .Values.daemon.metricsPort }}
+- name: metrics
+  containerPort: {{ .Values.daemon.metricsPort }}
+{{- end }}
 {{- if include "ckptd.several" . }}
 - name: rendezvous
   containerPort: {{ .Values.daemon.port }}

@@ -3,6 +3,11 @@
 metadata:
   labels:
     {{- include "ckptd.selector" . | nindent 4 }}
+  {{- if .Values.daemon.metricsPort }}
+  annotations:
+    prometheus.io/scrape: "true"
+    prometheus.io/port: {{ .Values.daemon.metricsPort | quote }}
+  {{- end }}
 spec:
   serviceAccountName: {{ .Values.name }}
   automountServiceAccountToken: false

@@ -1,5 +1,6 @@
 #include "client/cli/progress.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,6 +24,14 @@ v1::Progress Halfway() {
 TEST(ProgressLine, SaysHowFarAndHowLong) {
   EXPECT_EQ(ProgressLine(Halfway()),
             "TRANSFERRING  50%  7.6 GB of 15.2 GB  3.8 GB/s  ETA 2.0 s  slowest rank 3");
+}
+
+TEST(ProgressLine, NamesTheSlowFileBesideTheSlowRank) {
+  v1::Progress progress = Halfway();
+  progress.mutable_slowest_file()->set_path("/data/a\n/model-2.safetensors");
+  EXPECT_EQ(ProgressLine(progress),
+            "TRANSFERRING  50%  7.6 GB of 15.2 GB  3.8 GB/s  ETA 2.0 s  slowest rank 3"
+            "  slow file model-2.safetensors");
 }
 
 TEST(ProgressLine, NamesTheRanksALoadWaitsFor) {
@@ -58,6 +67,16 @@ TEST(ProgressBar, FitsTheTerminal) {
             "TRANSFERRING [############............]  50%  7.6 GB of 15.2 GB  3.8 GB/s  ETA 2.0 s"
             "  slowest rank 3");
   EXPECT_EQ(Columns(ProgressBar(Halfway(), 40)), 40U);
+}
+
+TEST(ProgressBar, ShowsTheEtaIn80Columns) {
+  v1::Progress progress = Halfway();
+  EXPECT_EQ(ProgressBar(progress, 79),
+            "TRANSFERRING  50%  7.6 GB of 15.2 GB  3.8 GB/s  ETA 2.0 s  slowest rank 3");
+  progress.set_slowest_rank(-1);
+  const std::string bar = ProgressBar(progress, 79);
+  EXPECT_EQ(Columns(bar), 79U);
+  EXPECT_THAT(bar, ::testing::EndsWith(".]  50%  7.6 GB of 15.2 GB  3.8 GB/s  ETA 2.0 s"));
 }
 
 TEST(ProgressBar, StaysWithinItsFrameWhenCountsAreOff) {

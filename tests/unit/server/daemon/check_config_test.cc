@@ -24,6 +24,7 @@ TEST(CheckConfig, AcceptsTheLastPorts) {
   config.peer_port = 65530;
   config.local_size = 6;
   config.health_port = "65535";
+  config.metrics = "0.0.0.0:9464";
   EXPECT_OK(CheckConfig(config));
 }
 
@@ -78,6 +79,8 @@ INSTANTIATE_TEST_SUITE_P(
         Spoiled{[](Config& c) { c.peer_port = 65530, c.local_size = 7; }, "--peer-port 65530: 7 "},
         Spoiled{[](Config& c) { c.health_port = "http"; }, "--health-port"},
         Spoiled{[](Config& c) { c.health_port = ""; }, "--health-port"},
+        Spoiled{[](Config& c) { c.metrics = "65536"; }, "--metrics"},
+        Spoiled{[](Config& c) { c.metrics = "sockets"; }, "--metrics"},
         Spoiled{[](Config& c) { c.rendezvous = ":1"; }, "--rendezvous"},
         Spoiled{[](Config& c) { c.rendezvous = "host:"; }, "--rendezvous"},
         Spoiled{[](Config& c) { c.heartbeat_interval = 0; }, "--heartbeat-interval"},

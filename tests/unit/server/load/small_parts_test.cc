@@ -127,6 +127,27 @@ TEST(ProgressMeter, CountsATransferAndNamesTheRankThatMissesMost) {
   EXPECT_EQ(progress.slowest_rank, 1);
 }
 
+TEST(ProgressMeter, NamesTheSlowestFileOfAllReaders) {
+  ProgressMeter meter;
+  EXPECT_EQ(meter.Read().slowest_file.path, "");
+  for (const auto& [reader, file] : {std::pair{0u, FileRate{"/a", 30}}, {1u, FileRate{"/b", 20}},
+                                     {2u, FileRate{}}, {3u, FileRate{"/c", 25}}}) {
+    ReadReport report = Report(reader, 0, {});
+    report.slowest_file = file;
+    meter.Update(report);
+  }
+  EXPECT_EQ(meter.Read().slowest_file.path, "/b");
+}
+
+TEST(ProgressMeter, CountsTheFileTimesOfItsOwnTransfer) {
+  TransferProgress counters(0);
+  FileTimes::Reader thread(counters.files);
+  thread.Begin(0, "/stuck", Clock::now() - FileTimes::kStalled);
+  ProgressMeter meter;
+  meter.Attach(Report(0, 0, {}), counters);
+  EXPECT_EQ(meter.Read().slowest_file.path, "/stuck");
+}
+
 TEST(ProgressMeter, NoRankIsSlowestWhenAllIsDone) {
   ProgressMeter meter;
   meter.Expect({{0, 100}});

@@ -66,10 +66,12 @@ TEST(ConvertReading, AStatementOfARankThatCannotBeIsRefused) {
 TEST(ConvertReading, AReportArrivesAsItWasGiven) {
   ReadReport report;
   report.read.storage_bytes = 100;
+  report.slowest_file = {"/m/a", 2.5};
   report.filled.push_back({7, 60, true, {}});
   report.filled.push_back({8, 40, false, {1, 2}});
   const ReadReport arrived = FromProto(ToProto(report));
   EXPECT_EQ(arrived.read.storage_bytes, 100u);
+  EXPECT_EQ(arrived.slowest_file.path, "/m/a");
   ASSERT_EQ(arrived.filled.size(), 2u);
   EXPECT_EQ(arrived.filled[0].rank, 7u);
   EXPECT_EQ(arrived.filled[0].bytes, 60u);

@@ -280,6 +280,7 @@ TEST(ConvertCommit, KeepsTheCallAndItsProgress) {
   call.progress.conflict = "rank 3 loads /other";
   call.progress.slowest_rank = -1;
   call.progress.read = {3, 2, 1};
+  call.progress.slowest_file = {"/m/a", 2.5};
   call.progress.stages = {{Stage::kOpening, std::chrono::nanoseconds(1'500'000'001)}};
   const CommitCall back = FromProto(ToProto(call));
   EXPECT_EQ(back.name, call.name);
@@ -289,6 +290,8 @@ TEST(ConvertCommit, KeepsTheCallAndItsProgress) {
   EXPECT_EQ(back.progress.waiting_ranks, call.progress.waiting_ranks);
   EXPECT_EQ(back.progress.conflict, call.progress.conflict);
   EXPECT_EQ(back.progress.slowest_rank, -1);
+  EXPECT_EQ(back.progress.slowest_file.path, "/m/a");
+  EXPECT_EQ(back.progress.slowest_file.bytes_per_second, 2.5);
   EXPECT_EQ(back.progress.read.storage_bytes, 3u);
   EXPECT_EQ(back.progress.read.mapped_bytes, 2u);
   EXPECT_EQ(back.progress.read.direct_bytes, 1u);
