@@ -5,6 +5,7 @@ const (
 	ReasonSourceNotFound     = "SOURCE_NOT_FOUND"
 	ReasonSourceInvalid      = "SOURCE_INVALID"
 	ReasonSourceUnreadable   = "SOURCE_UNREADABLE"
+	ReasonStorageStalled     = "STORAGE_STALLED"
 	ReasonSourceForbidden    = "SOURCE_FORBIDDEN"
 	ReasonSourceOutsideRoots = "SOURCE_OUTSIDE_ROOTS"
 	ReasonSourceChanged      = "SOURCE_CHANGED"

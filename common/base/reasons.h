@@ -12,6 +12,7 @@ inline constexpr char kSourceUnreadable[] = "SOURCE_UNREADABLE";   // Permission
 inline constexpr char kSourceForbidden[] = "SOURCE_FORBIDDEN";     // PermissionDenied
 inline constexpr char kSourceOutsideRoots[] = "SOURCE_OUTSIDE_ROOTS";  // PermissionDenied
 inline constexpr char kSourceChanged[] = "SOURCE_CHANGED";         // Aborted: a file changed during the load
+inline constexpr char kStorageStalled[] = "STORAGE_STALLED";       // DeadlineExceeded: a call to storage has not returned
 inline constexpr char kSourceUnsafe[] = "SOURCE_UNSAFE";           // PermissionDenied: a pickle that would execute something
 inline constexpr char kSourceUnsupported[] = "SOURCE_UNSUPPORTED"; // Unimplemented: a format we do not read
 

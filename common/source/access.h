@@ -10,6 +10,7 @@
 #include "common/base/caller.h"
 #include "common/source/passed_files.h"
 #include "common/source/path_text.h"
+#include "common/source/storage_watch.h"
 
 namespace ckptd {
 
@@ -27,6 +28,7 @@ struct SourceAccess {
   // A client of another user, which gets nothing that it could not read itself; unset: none.
   std::optional<Caller> guest = {};
   std::string job = {};  // whose passed files count
+  std::shared_ptr<StorageWatch> watch = nullptr;  // is told of every call to storage; null: none
 
   PassedFiles::Owner owner() const { return {UserOf(guest), job}; }
   // Whether its client, or another one of its user and job, has passed it, or what it is a part of.

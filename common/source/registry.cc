@@ -12,11 +12,14 @@
 #include "common/source/storage/access_storage.h"
 #include "common/source/storage/posix.h"
 #include "common/source/storage/process_memory.h"
+#include "common/source/storage/watched.h"
 #include "common/source/together.h"
 
 namespace ckptd {
 
-std::shared_ptr<const Storage> StorageOf(std::string_view path, const SourceAccess& access) {
+namespace {
+
+std::shared_ptr<const Storage> UnwatchedStorageOf(std::string_view path, const SourceAccess& access) {
   static const auto files = std::make_shared<const PosixStorage>();
   static const auto processes = std::make_shared<const ProcessMemoryStorage>();
   if (access.rules != nullptr || access.guest.has_value()) {
@@ -24,6 +27,14 @@ std::shared_ptr<const Storage> StorageOf(std::string_view path, const SourceAcce
   }
   if (path.starts_with("/proc/")) return processes;
   return files;
+}
+
+}  // namespace
+
+std::shared_ptr<const Storage> StorageOf(std::string_view path, const SourceAccess& access) {
+  std::shared_ptr<const Storage> storage = UnwatchedStorageOf(path, access);
+  if (access.watch == nullptr) return storage;
+  return std::make_shared<const WatchedStorage>(std::move(storage), access.watch);
 }
 
 absl::StatusOr<std::shared_ptr<const ReadableObject>> OpenObject(const std::string& path,

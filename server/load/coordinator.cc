@@ -90,7 +90,7 @@ Coordinator::~Coordinator() {
   Stop();
   ticker_.join();
   // Loads that were posted use this object; stopping ends them soon.
-  parts_.load_worker.Submit([] {}).wait();
+  parts_.load_worker.WaitUntilIdle();
 }
 
 void Coordinator::Stop() {
@@ -131,6 +131,7 @@ absl::StatusOr<std::string> Coordinator::ProposeForMember(uint32_t rank, LoadReq
 }
 
 absl::StatusOr<std::string> Coordinator::Propose(uint32_t rank, const IdentifiedRequest& asked) {
+  CKPTD_RETURN_IF_ERROR(parts_.stalls.Check("loading", asked.request.source));
   const Proposal proposal(rank, asked);
   const Deadline deadline = Clock::now() + timing::kFinishingLoad;
   pending_.NoteEpoch(parts_.membership.epoch());
@@ -203,7 +204,8 @@ absl::StatusOr<HeartbeatReply> Coordinator::Heartbeat(const HeartbeatCall& call)
   }
   if (call.reading.has_value()) {
     MutexLock lock(mutex_);
-    if (running_ != nullptr) running_->NoteReading(call.rank, *call.reading);
+    const auto runner = running_.find(call.reading->name);
+    if (runner != running_.end()) runner->second->NoteReading(call.rank, *call.reading);
   }
   for (const CheckpointInfo& info : parts_.catalog.List()) {
     if (info.state == CheckpointState::kLoading) reply.loads.emplace_back(info.name, info.progress);
@@ -322,12 +324,14 @@ void Coordinator::PostReady() {
   }
 }
 
-void Coordinator::SetRunning(LoadRunner* runner) {
-  MutexLock lock(mutex_);
-  running_ = runner;
-}
-
 LoadOutcome Coordinator::RunStages(const ReadyLoad& load) {
+  if (const absl::Status stalled = parts_.stalls.Check("loading", load.request.source);
+      !stalled.ok()) {
+    LoadOutcome outcome;
+    outcome.status = stalled;
+    load.state->Fail();
+    return outcome;
+  }
   const auto session = parts_.membership.CurrentSession();
   if (!session.has_value()) {
     LoadOutcome outcome;
@@ -341,11 +345,18 @@ LoadOutcome Coordinator::RunStages(const ReadyLoad& load) {
   }
   pending_.NoteStarted(load.name, session->epoch);
   LoadRunner runner({parts_.catalog, parts_.membership, parts_.peers, stopping_, parts_.reading,
-                     parts_.reader, &observers_, parts_.leases},
+                     parts_.reader, &observers_, parts_.leases, &parts_.load_worker,
+                     &parts_.stalls},
                     load, *session);
-  SetRunning(&runner);
+  {
+    MutexLock lock(mutex_);
+    running_[load.name] = &runner;
+  }
   LoadOutcome outcome = runner.Run();
-  SetRunning(nullptr);
+  {
+    MutexLock lock(mutex_);
+    running_.erase(load.name);
+  }
   if (IsFinal(load.state->state())) {
     observers_.OnEnded(load.name, outcome.status, runner.progress());
   }
@@ -384,28 +395,61 @@ void Coordinator::FailExpired() {
 
 // A runner that waits for storage cannot say that its time is over.
 void Coordinator::FailOverdue() {
-  for (const std::string& name : pending_.Overdue(Clock::now() - timing::kOverdue)) {
+  const auto stalls = [this](const std::string& name) { return StandsStill(name); };
+  for (const std::string& name : pending_.Overdue(Clock::now() - timing::kOverdue, stalls)) {
     const auto info = parts_.catalog.Get(name);
     const std::string source = info.ok() ? info->source : name;
-    Cancel(name, MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
-                           fmt::format("loading {}: the timeout passed while {}", source,
-                                       WhatHolds(name))));
+    absl::Status why =
+        MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
+                  fmt::format("loading {}: the timeout passed while {}", source, WhatHolds(name)));
+    const auto stalled = StalledIn(name);
+    if (stalled.has_value()) why = StorageStalled("loading " + source, *stalled);
+    Cancel(name, why);
   }
 }
 
 // What keeps a load that has been taken to run from going on.
 std::string Coordinator::WhatHolds(const std::string& name) const {
   MutexLock lock(mutex_);
-  if (running_ == nullptr) return "it waited for its turn; load again with a longer one";
-  if (running_->name() == name) return "its files were opened; does their storage answer?";
-  return fmt::format("it waited for the load of {}; load again when that has ended, or unload it "
-                     "with --force",
-                     running_->source());
+  if (const auto at = running_.find(name); at != running_.end()) {
+    return at->second->watch().left_behind()
+               ? "it waited for loads that had passed it while its storage stood still; load again"
+               : "its files were opened; does their storage answer?";
+  }
+  for (const auto& [other, runner] : running_) {
+    if (runner->watch().left_behind()) continue;  // nobody waits for that one
+    return fmt::format("it waited for the load of {}; load again when that has ended, or unload it "
+                       "with --force",
+                       runner->source());
+  }
+  return "it waited for its turn; load again with a longer one";
+}
+
+std::optional<StorageWatch::Stalled> Coordinator::StalledIn(const std::string& name) const {
+  MutexLock lock(mutex_);
+  const auto runner = running_.find(name);
+  if (runner == running_.end() || !runner->second->only_reads()) return std::nullopt;
+  return runner->second->watch().Oldest(timing::kOverdue);
+}
+
+bool Coordinator::StandsStill(const std::string& name) const {
+  if (StalledIn(name).has_value()) return true;
+  MutexLock lock(mutex_);
+  const auto runner = running_.find(name);
+  return runner != running_.end() && runner->second->only_reads() &&
+         runner->second->watch().left_behind();
 }
 
 // All ranks hear at once of one that will not begin to allocate on them.
 void Coordinator::Cancel(const std::string& name, const absl::Status& why) {
-  if (pending_.Cancel(name, why)) AbortEverywhere(name, why);
+  const bool stalls = StandsStill(name);
+  {
+    MutexLock lock(mutex_);
+    const auto runner = running_.find(name);
+    const bool only_reads = runner != running_.end() && runner->second->only_reads();
+    if (only_reads) runner->second->watch().LeaveBehind();
+  }
+  if (pending_.Cancel(name, why, stalls)) AbortEverywhere(name, why);
 }
 
 std::vector<std::pair<std::string, Progress>> Coordinator::Gathering() const {

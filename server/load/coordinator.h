@@ -5,6 +5,8 @@
 #define CKPTD_SERVER_LOAD_COORDINATOR_H_
 
 #include <atomic>
+#include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -24,6 +26,7 @@
 #include "server/load/load_log.h"
 #include "server/load/pending_loads.h"
 #include "server/load/source_checker.h"
+#include "server/load/storage_stalls.h"
 #include "server/load/worker.h"
 #include "server/protocol/load_observer.h"
 
@@ -39,6 +42,7 @@ class Coordinator {
     PeerAccess peers;
     Worker& load_worker;
     SourceChecker& lookups;
+    StorageStalls& stalls;
     ReadingOptions reading;
     ReaderPolicy reader = ReaderPolicy::kRank0;
     const LeaseTable* leases = nullptr;         // rank 0's; null: none
@@ -52,7 +56,8 @@ class Coordinator {
   Coordinator& operator=(const Coordinator&) = delete;
 
   // A client of `rank` asked for this; the name of the checkpoint it leads to. The request has
-  // passed CheckRequest. Errors: DEADLINE (file metadata), TOO_MANY_LOADS, those of the source.
+  // passed CheckRequest. Errors: DEADLINE (file metadata), STORAGE_STALLED, TOO_MANY_LOADS, those
+  // of the source.
   absl::StatusOr<std::string> Propose(uint32_t rank, const IdentifiedRequest& asked);
   // The same for a request from another daemon. Errors: those of CheckRequest, too.
   absl::StatusOr<std::string> ProposeForMember(uint32_t rank, LoadRequest request);
@@ -103,8 +108,10 @@ class Coordinator {
   void RunLoad(const ReadyLoad& load);
   // Its stages; has told the observers when it has ended.
   LoadOutcome RunStages(const ReadyLoad& load);
-  // The runner that is told what members have read; null: none.
-  void SetRunning(LoadRunner* runner);
+  // Since when a call to storage alone keeps that load from going on; unset: something else does.
+  std::optional<StorageWatch::Stalled> StalledIn(const std::string& name) const;
+  // Whether that load stands in such a call, or waits behind loads that have passed it since.
+  bool StandsStill(const std::string& name) const;
   // Tells every rank that is a member how the load ended.
   void AbortEverywhere(const std::string& name, const absl::Status& why);
 
@@ -121,7 +128,8 @@ class Coordinator {
   mutable Mutex mutex_;
   CondVar changed_;
   bool wake_ ABSL_GUARDED_BY(mutex_) = false;
-  LoadRunner* running_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  // By name. One has the turn of the load worker, the others wait for storage.
+  std::map<std::string, LoadRunner*> running_ ABSL_GUARDED_BY(mutex_);
   // Loads that have ended, of which not all ranks have been told: heartbeats do not overtake that.
   std::set<std::string> being_told_ ABSL_GUARDED_BY(mutex_);
   std::thread ticker_;

@@ -23,6 +23,13 @@
 namespace ckptd {
 namespace {
 
+SourceAccess Watched(const LoadRunner::Parts& parts, const LoadRequest& request) {
+  SourceAccess access = parts.reading.AccessFor(request);
+  access.watch = parts.stalls == nullptr ? std::make_shared<StorageWatch>(request.source, "")
+                                         : parts.stalls->Watch(request.source);
+  return access;
+}
+
 Deadline Sooner(Deadline deadline, std::chrono::nanoseconds from_now) {
   return std::min(deadline, Clock::now() + std::chrono::duration_cast<Clock::duration>(from_now));
 }
@@ -33,7 +40,7 @@ LoadRunner::LoadRunner(Parts parts, const ReadyLoad& load, Membership::Session s
     : parts_(std::move(parts)),
       load_(load),
       session_(std::move(session)),
-      access_(parts_.reading.AccessFor(load.request)),
+      access_(Watched(parts_, load.request)),
       // Other daemons do not have what was passed to this one.
       reader_(access_.IsPassed(load.request.source) ? ReaderPolicy::kRank0 : parts_.reader) {}
 
@@ -117,8 +124,9 @@ absl::Status LoadRunner::Interrupted() const {
 
 absl::Status LoadRunner::Open() {
   CKPTD_RETURN_IF_ERROR(Enter(LoadState::kOpening));
-  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened,
-                         OpenSettledCheckpoint(load_.request.source, access_));
+  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OnlyRead([this] {
+                           return OpenSettledCheckpoint(load_.request.source, access_);
+                         }));
   CheckpointIndex& index = opened.index;
   if (!load_.files.empty() && index.files != load_.files) {
     return MakeError(absl::StatusCode::kAborted, reason::kSourceChanged,
@@ -179,7 +187,9 @@ absl::Status LoadRunner::CheckTied() const {
   for (const auto& layout : load_.layouts) {
     if (layout != nullptr) layouts.push_back(layout.get());
   }
-  return ckptd::CheckTied(*index_, layouts, [this] { return Interrupted(); }, access_);
+  return OnlyRead([&] {
+    return ckptd::CheckTied(*index_, layouts, [this] { return Interrupted(); }, access_);
+  });
 }
 
 PrepareCall LoadRunner::CallFor(const Participant& participant) const {
@@ -277,6 +287,14 @@ void LoadRunner::GiveBackAll() {
   Log(LogLevel::kInfo, "{}: waits for memory of rank {}", load_.name, fmt::join(refused_by_, ", "));
 }
 
+absl::Status LoadRunner::NameHeldMemory(const absl::Status& status) const {
+  if (ReasonOf(status) != reason::kNoMemory || parts_.stalls == nullptr) return status;
+  const std::string held = parts_.stalls->DescribeHeld();
+  if (held.empty()) return status;
+  return MakeError(status.code(), reason::kNoMemory, MessageOf(status) + "; " + held,
+                   FactsOf(status));
+}
+
 absl::Status LoadRunner::PrepareAll() {
   CKPTD_RETURN_IF_ERROR(Enter(LoadState::kAllocating));
   absl::Status prepared =
@@ -297,7 +315,7 @@ absl::Status LoadRunner::PrepareAll() {
     }
   }
   if (WaitsForMemory(prepared)) return prepared;
-  CKPTD_RETURN_IF_ERROR(prepared);
+  CKPTD_RETURN_IF_ERROR(NameHeldMemory(prepared));
   participants_.erase(std::remove_if(participants_.begin(), participants_.end(),
                                      [](const Participant& p) { return p.reply.resident; }),
                       participants_.end());

@@ -27,6 +27,8 @@
 #include "server/load/pending_loads.h"
 #include "server/load/progress_meter.h"
 #include "server/load/scatter_plan.h"
+#include "server/load/storage_stalls.h"
+#include "server/load/worker.h"
 #include "server/protocol/load_observer.h"
 
 namespace ckptd {
@@ -42,6 +44,9 @@ class LoadRunner {
     ReaderPolicy reader = ReaderPolicy::kRank0;
     LoadObserver* observer = nullptr;    // null: none
     const LeaseTable* leases = nullptr;  // rank 0's; null: none
+    // The worker that this runs on, and who else waits for storage; null: nobody else is there.
+    Worker* worker = nullptr;
+    StorageStalls* stalls = nullptr;
   };
   // `session` has all ranks' links; the load belongs to its epoch. The runner advances load.state,
   // and ends when that is cancelled.
@@ -54,6 +59,10 @@ class LoadRunner {
   void NoteReading(uint32_t rank, const ReadingNow& reading);
   const std::string& name() const { return load_.name; }
   const std::string& source() const { return load_.request.source; }
+  // Whether it does nothing but read: its ranks can be told that it has failed. Memory that its
+  // reads may still write to is used for nothing else.
+  bool only_reads() const { return only_reads_; }
+  StorageWatch& watch() const { return *access_.watch; }
   // Thread-safe.
   Progress progress() const { return meter_.Read(); }
 
@@ -75,6 +84,9 @@ class LoadRunner {
   // Rank form: asks the ranks that are taken for holders; fills `lost`.
   absl::Status FindLost(std::set<uint32_t>& lost);
   absl::Status Open();
+  // Others may load while `work`, which only reads, stands still.
+  template <typename Work>
+  auto OnlyRead(const Work& work) const -> decltype(work());
   absl::Status PlanAll();
   // The cohorts of the ranks that do not hold their shard yet.
   absl::StatusOr<std::vector<Cohort>> Cohorts() const;
@@ -109,6 +121,8 @@ class LoadRunner {
   // Whether the ranks that have refused it all did so for memory that clients hold, and it waits
   // for that: they are noted in refused_by_.
   bool WaitsForMemory(const absl::Status& prepared);
+  // Says of rank 0's memory that there is none because of reads that have not returned.
+  absl::Status NameHeldMemory(const absl::Status& status) const;
   void GiveBackAll();
   // To those that held their shard before.
   absl::Status CompleteHolders();
@@ -148,6 +162,7 @@ class LoadRunner {
   const Membership::Session session_;
   const SourceAccess access_;
   const ReaderPolicy reader_;
+  mutable std::atomic<bool> only_reads_ = false;
   ProgressMeter meter_;
   std::shared_ptr<const CheckpointIndex> index_;
   std::shared_ptr<const GroupPlan> plan_;
@@ -162,6 +177,14 @@ class LoadRunner {
   std::set<uint32_t> holders_ ABSL_GUARDED_BY(mutex_);
   StragglerDetector exchanges_;
 };
+
+template <typename Work>
+auto LoadRunner::OnlyRead(const Work& work) const -> decltype(work()) {
+  only_reads_ = true;
+  auto result = RunOutside(parts_.worker, *access_.watch, work);
+  only_reads_ = false;
+  return result;
+}
 
 }  // namespace ckptd
 

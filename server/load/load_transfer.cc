@@ -184,8 +184,13 @@ absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
     CKPTD_RETURN_IF_ERROR(joining ? exchanges_.CheckJoinTimeout(JoinPatience(*scatter)) : CheckStalled({}));
     return Interrupted();
   };
+  access_.watch->Hold(reader.own_bytes());
+  // A communicator is for one load at a time.
   const auto report =
-      reader.Read(options, scatter.has_value() ? &*scatter : nullptr, counters);
+      scatter.has_value()
+          ? reader.Read(options, &*scatter, counters)
+          : OnlyRead([&] { return reader.Read(options, nullptr, counters); });
+  access_.watch->Hold(0);
   meter_.Detach();
   ShowProgress();
   const absl::Status own = report.status();
@@ -196,7 +201,7 @@ absl::Status LoadRunner::Read(const ReaderShare& share, PartReader& reader) {
   if (Participant* const own_part = Find(0); own_part != nullptr) {
     own_part->carried_bytes = reader.carried_bytes();
   }
-  return CheckUnchanged(*index_, access_);
+  return OnlyRead([this] { return CheckUnchanged(*index_, access_); });
 }
 
 absl::Status LoadRunner::Transfer() {

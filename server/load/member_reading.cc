@@ -76,10 +76,28 @@ absl::Status Interrupted(const MemberReading& parts, const ExecuteCall& call) {
                    "reading for " + call.name + ": the timeout passed; load again with a longer one");
 }
 
+// `parts` and `call` must outlive them.
+TransferOptions OptionsFor(const MemberReading& parts, const PreparedLoad& incoming,
+                           const ExecuteCall& call, const SourceAccess& access) {
+  TransferOptions options;
+  options.part = call.read.part;
+  options.parts = call.read.parts;
+  options.threads = parts.reading.threads;
+  options.io_mode = parts.reading.io_mode;
+  options.access = access;
+  options.digests = incoming.request().digests && options.parts == 1;
+  options.interrupted = [&] { return Interrupted(parts, call); };
+  return options;
+}
+
 absl::StatusOr<ReadReport> OpenAndRead(const MemberReading& parts, PreparedLoad& incoming,
                                        const ExecuteCall& call) {
-  const SourceAccess access = parts.reading.AccessFor(incoming.request());
-  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, OpenCheckpoint(incoming.request().source, access));
+  const std::string& source = incoming.request().source;
+  SourceAccess access = parts.reading.AccessFor(incoming.request());
+  access.watch = parts.stalls.Watch(source);
+  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened,
+                         RunOutside(&parts.worker, *access.watch,
+                                    [&] { return OpenCheckpoint(source, access); }));
   CKPTD_RETURN_IF_ERROR(CheckSameFiles(opened, incoming.index()));
   const auto index = std::make_shared<const CheckpointIndex>(std::move(opened));
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<const GroupPlan> plan,
@@ -96,22 +114,19 @@ absl::StatusOr<ReadReport> OpenAndRead(const MemberReading& parts, PreparedLoad&
                      [&parts, &call] { return Interrupted(parts, call); }},
                     std::move(targets));
   CKPTD_RETURN_IF_ERROR(reader.Connect());
-  TransferOptions options;
-  options.part = call.read.part;
-  options.parts = call.read.parts;
-  options.threads = parts.reading.threads;
-  options.io_mode = parts.reading.io_mode;
-  options.access = access;
-  options.digests = incoming.request().digests && options.parts == 1;
-  options.interrupted = [&] { return Interrupted(parts, call); };
+  const TransferOptions options = OptionsFor(parts, incoming, call, access);
   const auto counters = std::make_shared<TransferProgress>(reader.target_count());
   parts.own.Begin(call.name, reader.Begun(), counters);
-  auto report =
-      reader.Read(options, call.scatter.has_value() ? &*call.scatter : nullptr, *counters);
-  parts.own.End(report.ok());
+  // The other ranks of a communicator wait, too: no other load may use it meanwhile.
+  Worker* const worker = call.scatter.has_value() ? nullptr : &parts.worker;
+  const ScatterCall* const scatter = call.scatter.has_value() ? &*call.scatter : nullptr;
+  auto report = RunOutside(worker, *access.watch,
+                           [&] { return reader.Read(options, scatter, *counters); });
+  parts.own.End(call.name, report.ok());
   CKPTD_RETURN_IF_ERROR(report.status());
   incoming.NoteCarried(reader.carried_bytes());
-  CKPTD_RETURN_IF_ERROR(CheckUnchanged(*index, access));
+  CKPTD_RETURN_IF_ERROR(RunOutside(&parts.worker, *access.watch,
+                                   [&] { return CheckUnchanged(*index, access); }));
   if (incoming.request().intended != AttachMode::kExclusive) reader.Keep();
   return report;
 }
@@ -125,7 +140,7 @@ absl::StatusOr<ReadReport> ReadForLeader(const MemberReading& parts, PreparedLoa
   opening->busy = true;
   parts.own.Begin(call.name, ReadReport(), opening);
   absl::StatusOr<ReadReport> report = OpenAndRead(parts, incoming, call);
-  if (!report.ok()) parts.own.End(false);
+  if (!report.ok()) parts.own.End(call.name, false);
   return report;
 }
 
@@ -151,7 +166,7 @@ absl::Status ReceiveScatter(const MemberReading& parts, PreparedLoad& incoming,
   parts.own.Begin(call.name, ReadReport(), counters);
   const absl::Status carried =
       CarryOut(parts.peers.comms, scatter, call.name, call.deadline, exchange);
-  parts.own.End(carried.ok());
+  parts.own.End(call.name, carried.ok());
   CKPTD_RETURN_IF_ERROR(carried);
   incoming.NoteCarried(exchange.received_bytes());
   return absl::OkStatus();

@@ -11,6 +11,8 @@
 #include "server/catalog/catalog.h"
 #include "server/collective/peer_access.h"
 #include "server/load/prepared_load.h"
+#include "server/load/storage_stalls.h"
+#include "server/load/worker.h"
 #include "server/protocol/links.h"
 
 namespace ckptd {
@@ -24,6 +26,8 @@ struct MemberReading {
   ReadingOptions reading;
   const std::atomic<bool>& stopping;
   ReadProgressPublisher& own;  // shows how far it is
+  Worker& worker;              // that this runs on
+  StorageStalls& stalls;
 };
 
 // Runs on the load worker; stops soon after the load has failed. Errors name this

@@ -123,6 +123,13 @@ absl::Status PartReader::ConnectOne(const ReadTarget& target, TransferTarget& re
   return absl::OkStatus();
 }
 
+uint64_t PartReader::own_bytes() const {
+  uint64_t bytes = 0;
+  if (own_ == nullptr) return bytes;
+  for (const Segment& segment : own_->Segments()) bytes += segment.bytes;
+  return bytes;
+}
+
 PartReader::~PartReader() {
   if (kept_ || reached_.empty()) return;  // empty also of one that was moved from
   reached_.clear();

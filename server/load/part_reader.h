@@ -56,6 +56,8 @@ class PartReader {
   absl::Status Connect();
   // After Connect: the ranks that are left to a communicator, ascending.
   const std::vector<uint32_t>& via_communicator() const { return via_communicator_; }
+  // After Connect: bytes of this rank's own memory that it holds.
+  uint64_t own_bytes() const;
   size_t target_count() const { return targets_.size(); }
   // After Connect: the report of Read before anything is done, its ranks in the order
   // of the counters.

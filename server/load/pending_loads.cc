@@ -314,21 +314,24 @@ std::vector<std::string> PendingLoads::WaitingNames() const {
   return names;
 }
 
-bool PendingLoads::Cancel(const std::string& name, const absl::Status& why) {
+bool PendingLoads::Cancel(const std::string& name, const absl::Status& why, bool stalls) {
   MutexLock lock(mutex_);
   const auto at = pending_.find(name);
   if (at == pending_.end()) return false;
   const std::optional<LoadState> from = at->second.state->Cancel(why);
-  return from.has_value() && !IsWaiting(*from) && *from < LoadState::kAllocating;
+  if (!from.has_value() || IsWaiting(*from)) return false;
+  return *from < LoadState::kAllocating || (stalls && *from == LoadState::kTransferring);
 }
 
-std::vector<std::string> PendingLoads::Overdue(Clock::time_point now) const {
+std::vector<std::string> PendingLoads::Overdue(
+    Clock::time_point now, const std::function<bool(const std::string& name)>& stalls) const {
   MutexLock lock(mutex_);
   std::vector<std::string> overdue;
   for (const auto& [name, pending] : pending_) {
     const LoadState state = pending.state->state();
-    const bool early = !IsWaiting(state) && state < LoadState::kAllocating;
-    if (early && pending.deadline <= now) overdue.push_back(name);
+    if (IsWaiting(state) || state >= LoadState::kPublishing || pending.deadline > now) continue;
+    const bool early = state < LoadState::kAllocating;
+    if (early || (stalls != nullptr && stalls(name))) overdue.push_back(name);
   }
   return overdue;
 }

@@ -122,11 +122,15 @@ class PendingLoads {
                      std::optional<uid_t> guest = std::nullopt);
   // Cancels a load: a waiting one is among TakeExpired, the runner of one that runs finds out by
   // its state. Nothing where there is no such load, or it is being published. True for a load that
-  // was taken to run and will now allocate on no rank: all ranks can be told at once.
-  bool Cancel(const std::string& name, const absl::Status& why);
+  // was taken to run and will now allocate on no rank, or that `stalls` in its transfer: all ranks
+  // can be told at once.
+  bool Cancel(const std::string& name, const absl::Status& why, bool stalls = false);
   // The loads that were taken to run and have not begun to allocate though their deadline has
-  // passed: their storage may not answer.
-  std::vector<std::string> Overdue(Clock::time_point now) const;
+  // passed: their storage may not answer. Later, too, those that `stalls` says it of, which is
+  // called under the lock.
+  std::vector<std::string> Overdue(
+      Clock::time_point now,
+      const std::function<bool(const std::string& name)>& stalls = nullptr) const;
   // All loads that have not finished, whether they wait or run.
   std::vector<std::string> Names() const;
 

@@ -87,9 +87,12 @@ class StagedMemory {
 
 // Writable bytes of one slab.
 struct SlabView {
-  // Back to back. The maker of the view keeps them alive. Empty if the slab is staged.
+  // Back to back. The maker of the view keeps them alive, or `mapped` does. Empty if the slab is
+  // staged.
   std::vector<std::span<std::byte>> segments = {};
   std::shared_ptr<StagedMemory> staged = nullptr;
+  // Mappings of a peer's segments, for as long as the view is used.
+  std::vector<std::shared_ptr<const void>> mapped = {};
 
   bool empty() const { return segments.empty() && staged == nullptr; }
 };

@@ -94,7 +94,7 @@ Node::Node(MemoryBackend& backend, PeerMemory& peer_memory, Options options)
                             options_.heartbeat_timeout});
     coordinator_ = std::make_unique<Coordinator>(
         Coordinator::Parts{catalog_, *membership_, {peer_memory, backend, comms_},
-                           load_worker_, lookups_,
+                           load_worker_, lookups_, stalls_,
                            options_.reading, options_.reader,
                            &leases_, &participants_, options_.load_observers});
   } else {
@@ -307,25 +307,26 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
 
 absl::StatusOr<OpenedCheckpoint> Node::Inspect(const std::string& source, const CallContext& asker) {
   CKPTD_RETURN_IF_ERROR(CheckSource("inspecting", source));
-  return queries_.Ask<OpenedCheckpoint>(
-      [source, access = AccessFor(asker)] { return OpenWithRemarks(source, access); }, asker,
-      "inspecting " + source);
+  CKPTD_ASSIGN_OR_RETURN(const SourceAccess access, AccessFor(asker, "inspecting", source));
+  return queries_.Ask<OpenedCheckpoint>([=] { return OpenWithRemarks(source, access); }, asker,
+                                        "inspecting " + source, access.watch);
 }
 
 absl::StatusOr<GroupPlan> Node::Plan(const LoadRequest& request, const CallContext& asker) {
   CKPTD_RETURN_IF_ERROR(CheckSource("planning", request.source));
-  const auto plan = [request, own = options_.identity.rank, deadline = asker.deadline,
-                     access = AccessFor(asker)] {
+  CKPTD_ASSIGN_OR_RETURN(const SourceAccess access, AccessFor(asker, "planning", request.source));
+  const auto plan = [request, own = options_.identity.rank, deadline = asker.deadline, access] {
     return PlanDry(request, own, deadline, kMaxDryRunCopies, access);
   };
-  return queries_.Ask<GroupPlan>(plan, asker, "planning " + request.source);
+  return queries_.Ask<GroupPlan>(plan, asker, "planning " + request.source, access.watch);
 }
 
 absl::StatusOr<DeviceMap> Node::Plan(const DeviceMapRequest& request, const CallContext& asker) {
   CKPTD_RETURN_IF_ERROR(CheckSource("planning", request.source));
-  return queries_.Ask<DeviceMap>(
-      [request, access = AccessFor(asker)] { return PlanDevices(request, access); }, asker,
-      "planning devices for " + request.source);
+  const std::string doing = "planning devices for";
+  CKPTD_ASSIGN_OR_RETURN(const SourceAccess access, AccessFor(asker, doing, request.source));
+  return queries_.Ask<DeviceMap>([=] { return PlanDevices(request, access); }, asker,
+                                 doing + " " + request.source, access.watch);
 }
 
 absl::StatusOr<Node::Verification> Node::Compare(const std::string& name,
@@ -419,6 +420,7 @@ Node::Info Node::GetInfo() const {
     missing = state.joined ? state.missing_ranks : std::vector<uint32_t>{0};
   }
   info.state = draining_ ? "DRAINING" : missing.empty() ? "READY" : "JOINING";
+  if (info.detail.empty()) info.detail = stalls_.DescribeHeld();
   if (info.detail.empty() && !missing.empty()) {
     info.detail = fmt::format("waiting for rank {}", fmt::join(missing, ", "));
   }
@@ -495,7 +497,7 @@ absl::StatusOr<ReadReport> Node::EndPart(absl::StatusOr<ReadReport> report) {
 MemberReading Node::PartsOfReading() {
   return {catalog_,        {peer_memory_, backend_, comms_}, options_.connect,
           options_.identity.rank, group_secret(),            options_.reading,
-          stopping_,       own_reading_};
+          stopping_,       own_reading_,                     load_worker_, stalls_};
 }
 
 absl::Status Node::ReceiveScatter(const ExecuteCall& call) {

@@ -22,6 +22,7 @@
 #include "server/load/member_reading.h"
 #include "server/load/rank_load.h"
 #include "server/load/source_checker.h"
+#include "server/load/storage_stalls.h"
 #include "server/load/worker.h"
 #include "server/memory/ready_memory.h"
 #include "server/node/dry_run.h"
@@ -187,9 +188,10 @@ class Node {
   // Ends this rank's part of a load. After an error, tears its communicator down.
   absl::StatusOr<ReadReport> EndPart(absl::StatusOr<ReadReport> report);
 
-  // How a source may be read for the caller.
-  SourceAccess AccessFor(const CallContext& asker) const {
-    return {options_.reading.rules, asker.guest, asker.job};
+  // How a source may be read for the caller. Errors: those of StorageStalls::Admit.
+  absl::StatusOr<SourceAccess> AccessFor(const CallContext& asker, const std::string& doing,
+                                         const std::string& source) {
+    return stalls_.Admit(doing, source, {options_.reading.rules, asker.guest, asker.job});
   }
 
   const Options options_;
@@ -214,6 +216,7 @@ class Node {
   std::map<std::string, Remembered> requests_ ABSL_GUARDED_BY(requests_mutex_);
   uint64_t request_order_ ABSL_GUARDED_BY(requests_mutex_) = 0;
   SourceChecker lookups_;
+  StorageStalls stalls_;
   // Destroyed before the objects that their tasks use.
   QueryQueue queries_;
   Worker load_worker_;

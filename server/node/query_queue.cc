@@ -20,7 +20,13 @@ absl::Status QueryQueue::TooMany(const std::string& doing) {
                                doing, kMost));
 }
 
-absl::Status QueryQueue::NoAnswer(const std::string& doing) {
+absl::Status QueryQueue::NoAnswer(const std::string& doing, StorageWatch* watch) const {
+  if (watch != nullptr) {
+    watch->LeaveBehind();
+    // A caller that waits for less time still hears of the file.
+    const auto stalled = watch->Oldest(patience_ / 2);
+    if (stalled.has_value()) return StorageStalled(doing, *stalled);
+  }
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kDeadline,
                    fmt::format("{}: the daemon did not finish in time (its storage may be slow, or "
                                "others asked before); try again",

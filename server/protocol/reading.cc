@@ -75,8 +75,9 @@ void ReadProgressPublisher::Begin(const std::string& name, ReadReport begun,
   ended_ = false;
 }
 
-void ReadProgressPublisher::End(bool done) {
+void ReadProgressPublisher::End(const std::string& name, bool done) {
   MutexLock lock(mutex_);
+  if (name != name_) return;
   ended_ = done;
   if (!done) counters_ = nullptr;
 }

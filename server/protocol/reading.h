@@ -111,7 +111,8 @@ class ReadProgressPublisher {
              std::shared_ptr<const TransferProgress> counters);
   // A complete end is shown until it was delivered. Otherwise a rank with less to do than others
   // would look like a straggler.
-  void End(bool done);
+  // Nothing, where another share has begun meanwhile.
+  void End(const std::string& name, bool done);
   std::optional<ReadingNow> Now() const;
   void NoteDelivered(const ReadingNow& now);
 

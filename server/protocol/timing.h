@@ -35,6 +35,8 @@ inline constexpr milliseconds kLongestPause{5000};
 inline constexpr seconds kAbandoned{2};
 // A stalled runner gets so long after its load's deadline to say so itself.
 inline constexpr seconds kOverdue{1};
+// A call to storage that lasts so long stands still: others need not wait behind it.
+inline constexpr seconds kStorageStill{2};
 static_assert(kConflictPatience > kAbandoned);  // a client that is gone is no conflict
 static_assert(kConflictPatience > kCoordinatorTick);
 

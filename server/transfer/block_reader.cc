@@ -10,7 +10,14 @@
 
 namespace ckptd {
 
+BlockReader::~BlockReader() {
+  if (direct_ == nullptr || direct_->empty()) return;
+  const StorageWatch::Call waiting = Waiting(direct_->front());
+  direct_.reset();
+}
+
 bool BlockReader::Prefetch(const WorkItem& item) {
+  const StorageWatch::Call waiting = Waiting(item);
   auto source = files_.Acquire(item.file);
   // Begin will report the error.
   if (!source.ok()) return false;
@@ -40,6 +47,7 @@ bool BlockReader::QueueDirect(const WorkItem& item, std::shared_ptr<OpenSource> 
 }
 
 absl::Status BlockReader::Begin(const WorkItem& item, bool direct_to_target, NeededRanges needed) {
+  const StorageWatch::Call waiting = Waiting(item);
   CKPTD_ASSIGN_OR_RETURN(source_, files_.Acquire(item.file));
   item_ = item;
   io_mode_ = ChooseIoMode(*source_, item);
@@ -78,7 +86,11 @@ absl::Status BlockReader::WithBlock(uint64_t offset, size_t bytes,
   if (io_mode_ == IoMode::kMap) return WithMappedBlock(offset, bytes, use);
   const std::span<std::byte> buffer(buffer_.get(), bytes);
   if (io_mode_ == IoMode::kDirect) {
-    const std::span<const std::byte> data = direct_->Get(offset, buffer);
+    std::span<const std::byte> data;
+    {
+      const StorageWatch::Call waiting(files_.watch(), files_.path(item_.file), offset);
+      data = direct_->Get(offset, buffer);
+    }
     if (!data.empty()) {
       use(data);
       return absl::OkStatus();
@@ -99,6 +111,7 @@ absl::Status BlockReader::ReadTo(uint64_t offset, std::span<std::byte> place) {
 
 absl::Status BlockReader::WithMappedBlock(uint64_t offset, size_t bytes,
                                           absl::FunctionRef<void(std::span<const std::byte>)> use) {
+  const StorageWatch::Call waiting(files_.watch(), files_.path(item_.file), offset);
   const std::span<const std::byte> mapped(source_->mapping.data() + offset, bytes);
   if (RunGuarded(mapped, [&use, mapped] { use(mapped); })) return absl::OkStatus();
   // A plain read tells what went wrong.
@@ -112,6 +125,7 @@ absl::Status BlockReader::WithMappedBlock(uint64_t offset, size_t bytes,
 }
 
 void BlockReader::End() {
+  const StorageWatch::Call waiting = Waiting(item_);
   if (io_mode_ == IoMode::kDirect) direct_->End();
   source_.reset();
   files_.ItemDone(item_.file);

@@ -33,6 +33,11 @@ class BlockReader {
         probe_(probe),
         buffer_(std::make_unique_for_overwrite<std::byte[]>(kReadBlockBytes)) {}
 
+  // Waits for the direct reads in flight.
+  ~BlockReader();
+  BlockReader(const BlockReader&) = delete;
+  BlockReader& operator=(const BlockReader&) = delete;
+
   // Starts to read an item that will be begun later, if direct reads suit it and there is room.
   // Items must be begun in the order of these calls. Returns true if there is room to prefetch
   // the next item as well.
@@ -75,6 +80,10 @@ class BlockReader {
     IoMode io_mode = IoMode::kBuffer;
   };
 
+  // To be held while the file of `item` is waited for.
+  StorageWatch::Call Waiting(const WorkItem& item) const {
+    return StorageWatch::Call(files_.watch(), files_.path(item.file), item.begin);
+  }
   IoMode ChooseIoMode(const OpenSource& source, const WorkItem& item);
   bool IsFasterCopied(const WorkItem& item);
   bool QueueDirect(const WorkItem& item, std::shared_ptr<OpenSource> source, NeededRanges needed);

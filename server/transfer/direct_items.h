@@ -34,6 +34,8 @@ class DirectItems {
   // not queued.
   bool Enqueue(const WorkItem& item, std::shared_ptr<OpenSource> source, NeededRanges needed);
   bool empty() const { return queued_.empty(); }
+  // The first of the queued items, of which there is one.
+  const WorkItem& front() const { return queued_.front().item; }
   // Whether `item` is the next one to begin.
   bool IsNext(const WorkItem& item) const;
   // Whether all queued reads have been started and there is room for more.

@@ -56,6 +56,8 @@ class SourceFiles {
   bool AllowsBuffer() const { return Allows(IoMode::kBuffer); }
 
   const std::string& path(uint32_t file) const { return index_.files[file].path; }
+  // Of calls that no ReadableObject makes; null: nobody asks.
+  StorageWatch* watch() const { return access_.watch.get(); }
 
  private:
   struct Slot {

@@ -14,7 +14,8 @@ COMM = ["server/comm/peer_memory.h", "server/comm/group_comm.h"]
 TRANSFER = ["server/transfer/transfer.h", "server/transfer/transfer_types.h", "server/transfer/frames.h",
             "server/transfer/frame_receiver.h", "server/transfer/slab_spans.h", "server/transfer/step_user.h"]
 # Of common/source, what storages and formats are written against.
-SOURCE_SEAMS = [f"common/source/{name}.h" for name in ("access", "passed_files", "storage", "format", "index", "dtype", "piece",
+SOURCE_SEAMS = [f"common/source/{name}.h" for name in ("access", "passed_files", "storage", "storage_watch", "format", "index", "dtype",
+                                                         "piece",
                                                          "placements", "intervals", "text", "path_text", "tiling")]
 SOURCE = [*SOURCE_SEAMS, *(f"common/source/{name}.h" for name in ("hub_cache", "manifest", "odd_tensors", "open", "piece_reader",
                                                                "registry", "table_memory", "together"))]

@@ -265,7 +265,10 @@ class GroupInProcess {
         if (on_member_maps) on_member_maps(reading.Now());
       };
       const PeerAccess access{peers, *own.memory, comms_};
-      return ReadForLeader({own.catalog, access, connect, rank, "", {.threads = 2}, stopping_, reading},
+      Worker worker;
+      StorageStalls stalls;
+      return ReadForLeader({own.catalog, access, connect, rank, "", {.threads = 2}, stopping_, reading,
+                            worker, stalls},
                            *incoming, call);
     };
   }

@@ -124,7 +124,8 @@ absl::StatusOr<HostPeerMemory::Mappings> HostPeerMemory::MapMissing(
     CKPTD_ASSIGN_OR_RETURN(const std::vector<UniqueFd> fds,
                            FetchPeerSegments(slab.endpoint, secret, ids, deadline));
     for (size_t i = 0; i < count; ++i) {
-      CKPTD_ASSIGN_OR_RETURN(mapped[ids[i]].mapping, MapSegment(fds[i]));
+      CKPTD_ASSIGN_OR_RETURN(Mapping mapping, MapSegment(fds[i]));
+      mapped[ids[i]].mapping = std::make_shared<const Mapping>(std::move(mapping));
     }
     done += count;
   }
@@ -180,14 +181,15 @@ absl::StatusOr<SlabView> HostPeerMemory::MapHost(const PeerSlab& slab,
   for (const PeerSlab::PeerSegment& segment : slab.segments) {
     const auto fresh = added->find(segment.id);
     Mapped& mapped = fresh != added->end() ? fresh->second : peer.mappings.at(segment.id);
-    const uint64_t holds = mapped.mapping.bytes();
+    const uint64_t holds = mapped.mapping->bytes();
     if (segment.bytes > holds) return WithRank(TooSmall(segment, holds), slab);
-    const std::span<std::byte> used = mapped.mapping.span().first(segment.bytes);
+    const std::span<std::byte> used = mapped.mapping->span().first(segment.bytes);
     if (mapped.populated < used.size()) {
       PopulateForWriting(used.subspan(mapped.populated));
       mapped.populated = used.size() / kHugePageBytes * kHugePageBytes;
     }
     view.segments.push_back(used);
+    view.mapped.push_back(mapped.mapping);
   }
   peer.mappings.merge(*added);
   return view;
@@ -234,7 +236,7 @@ uint64_t HostPeerMemory::MappedBytes(uint32_t rank) const {
   const auto peer = peers_.find(rank);
   uint64_t bytes = 0;
   if (peer == peers_.end()) return bytes;
-  for (const auto& [id, mapped] : peer->second.mappings) bytes += mapped.mapping.bytes();
+  for (const auto& [id, mapped] : peer->second.mappings) bytes += mapped.mapping->bytes();
   return bytes;
 }
 

@@ -55,8 +55,8 @@ class HostPeerMemory final : public PeerMemory {
 
  private:
   struct Mapped {
-    Mapping mapping;         // of the whole segment
-    uint64_t populated = 0;  // bytes from its start
+    std::shared_ptr<const Mapping> mapping;  // of the whole segment; views that are used hold it
+    uint64_t populated = 0;                  // bytes from its start
   };
   using Mappings = std::map<uint64_t, Mapped>;  // by segment id
   struct Peer {

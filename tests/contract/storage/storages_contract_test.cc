@@ -5,6 +5,7 @@
 #include "common/source/storage/access_storage.h"
 #include "common/source/storage/posix.h"
 #include "common/source/storage/process_memory.h"
+#include "common/source/storage/watched.h"
 #include "tests/contract/storage/storage_contract.h"
 #include "tests/testing/as_guest.h"
 #include "tests/testing/memory_storage.h"
@@ -25,6 +26,21 @@ class Files final : public StorageUnderTest {
 
  private:
   PosixStorage storage_;
+  TempFolder folder_;
+};
+
+class Watched final : public StorageUnderTest {
+ public:
+  const Storage& storage() const override { return storage_; }
+  std::string Write(const std::string& name, const std::string& bytes) override {
+    return folder_.Write(name, bytes);
+  }
+  std::string folder() const override { return folder_.path(); }
+  std::string missing() const override { return folder_ / "none"; }
+
+ private:
+  const WatchedStorage storage_{std::make_shared<const PosixStorage>(),
+                                std::make_shared<StorageWatch>("/", "/")};
   TempFolder folder_;
 };
 
@@ -110,6 +126,7 @@ INSTANTIATE_TEST_SUITE_P(
                     StorageCase{"InRoots", [] { return std::make_unique<Judged>(std::nullopt); }},
                     StorageCase{"ForAGuest", [] { return std::make_unique<Judged>(SomeGuest()); }},
                     StorageCase{"Passed", [] { return std::make_unique<Passed>(); }},
+                    StorageCase{"Watched", [] { return std::make_unique<Watched>(); }},
                     StorageCase{"ProcessMemory", [] { return std::make_unique<Processes>(); }},
                     StorageCase{"OfTests", [] { return std::make_unique<InMemory>(); }}),
     [](const auto& one) { return one.param.name; });

@@ -64,7 +64,7 @@ class CoordinatorTest : public ::testing::Test {
  protected:
   std::unique_ptr<Coordinator> Start(ReaderPolicy reader = ReaderPolicy::kRank0) {
     return std::make_unique<Coordinator>(Coordinator::Parts{
-        group_.rank(0).catalog, group_.membership(), group_.peers(), load_worker_, lookups_,
+        group_.rank(0).catalog, group_.membership(), group_.peers(), load_worker_, lookups_, stalls_,
         {.threads = 1}, reader, nullptr, nullptr, {&recorder_}});
   }
   LoadRequest Rules() { return RuleRequest("fsdp:2", source_.path()); }
@@ -105,6 +105,7 @@ class CoordinatorTest : public ::testing::Test {
   SourceChecker lookups_{[](const CheckpointIndex& index, const SourceAccess& access) {
     return index.files.empty() ? Recognise(index.source, access) : CheckUnchanged(index, access);
   }};
+  StorageStalls stalls_;
   Worker load_worker_;
   std::unique_ptr<Coordinator> coordinator_ = Start();
 };
@@ -418,7 +419,7 @@ TEST_F(CoordinatorTest, NobodyIsWaitedForWhereTheSourceCannotBeRead) {
 TEST_F(CoordinatorTest, AMemberIsToldWhichDaemonALoadByRuleWaitsFor) {
   GroupInProcess three{3};
   Coordinator coordinator({three.rank(0).catalog, three.membership(), three.peers(),
-                           load_worker_, lookups_, {.threads = 1}, ReaderPolicy::kRank0});
+                           load_worker_, lookups_, stalls_, {.threads = 1}, ReaderPolicy::kRank0});
   three.Drop(1);
   ASSERT_OK(coordinator.Propose(2, RuleRequest("fsdp:3", source_.path())));
   HeartbeatCall call;

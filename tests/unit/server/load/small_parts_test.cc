@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -43,6 +45,71 @@ TEST(Worker, RunsWhatIsQueuedBeforeItGoes) {
     for (int i = 0; i < 10; ++i) worker.Post([&done] { ++done; });
   }
   EXPECT_EQ(done, 10);
+}
+
+// A task that is outside until its storage answers.
+class Hanging {
+ public:
+  Hanging(Worker& worker, bool lets_pass, std::function<void()> back = [] {}) {
+    ended_ = worker.Submit([this, &worker, lets_pass, back] {
+      {
+        const Worker::Outside outside(worker, [lets_pass] { return lets_pass; });
+        answer_.get_future().wait();
+      }
+      back();
+    });
+  }
+  void Answer() { answer_.set_value(); }
+  void AwaitEnd() { ended_.get(); }
+
+ private:
+  std::promise<void> answer_;
+  std::future<void> ended_;
+};
+
+TEST(Worker, TasksPassOneWhoseStorageStandsStill) {
+  Worker worker;
+  Hanging first(worker, true);
+  Hanging second(worker, true);
+  EXPECT_EQ(worker.Submit([] { return 3; }).get(), 3);
+  first.Answer();
+  first.AwaitEnd();
+  second.Answer();
+  worker.WaitUntilIdle();
+  second.AwaitEnd();
+}
+
+TEST(Worker, ATaskThatWasPassedGoesOnWhenNoOtherHasTheTurn) {
+  std::vector<int> order;  // unguarded: the turn guards it
+  std::promise<void> begun;
+  std::promise<void> hold;
+  Worker worker;
+  Hanging first(worker, true, [&order] { order.push_back(1); });
+  worker.Post([&] {
+    begun.set_value();
+    hold.get_future().wait();
+    order.push_back(2);
+  });
+  begun.get_future().wait();
+  worker.Post([&order] { order.push_back(3); });
+  first.Answer();
+  hold.set_value();
+  worker.WaitUntilIdle();
+  first.AwaitEnd();
+  ASSERT_EQ(order.size(), 3u);
+  EXPECT_EQ(order.front(), 2);
+}
+
+TEST(Worker, ATaskThatDoesNotStandStillIsWaitedFor) {
+  std::vector<int> order;
+  Worker worker;
+  Hanging first(worker, false, [&order] { order.push_back(1); });
+  const auto second = worker.Submit([&order] { order.push_back(2); });
+  EXPECT_EQ(second.wait_for(std::chrono::milliseconds(250)), std::future_status::timeout);
+  first.Answer();
+  second.wait();
+  first.AwaitEnd();
+  EXPECT_THAT(order, ::testing::ElementsAre(1, 2));
 }
 
 TEST(ProgressMeter, KeepsTheTimesOfFinishedStages) {
@@ -244,7 +311,7 @@ TEST(ReadProgressPublisher, ShowsItsEndUntilThatWasTold) {
   reading.Begin("checkpoints/a", Report(3, 0, {{5, 0}}), counters);
   const ReadingNow before = reading.Now().value();
   counters->exchanges = 4;
-  reading.End(true);
+  reading.End("checkpoints/a", true);
   reading.NoteDelivered(before);
   const std::optional<ReadingNow> end = reading.Now();
   ASSERT_TRUE(end.has_value());
@@ -257,17 +324,26 @@ TEST(ReadProgressPublisher, ShowsItsEndUntilThatWasTold) {
 TEST(ReadProgressPublisher, WhatFailedIsShownNoLonger) {
   ReadProgressPublisher reading;
   reading.Begin("checkpoints/a", {}, std::make_shared<TransferProgress>(0));
-  reading.End(false);
+  reading.End("checkpoints/a", false);
   EXPECT_FALSE(reading.Now().has_value());
+}
+
+TEST(ReadProgressPublisher, TheEndOfALoadThatWasPassedIsNotThatOfAnother) {
+  ReadProgressPublisher reading;
+  reading.Begin("checkpoints/a", {}, std::make_shared<TransferProgress>(0));
+  reading.Begin("checkpoints/b", {}, std::make_shared<TransferProgress>(0));
+  reading.End("checkpoints/a", false);
+  ASSERT_TRUE(reading.Now().has_value());
+  EXPECT_EQ(reading.Now()->name, "checkpoints/b");
 }
 
 TEST(ReadProgressPublisher, OfAnotherLoadNothingWasToldYet) {
   ReadProgressPublisher reading;
   reading.Begin("checkpoints/a", {}, std::make_shared<TransferProgress>(0));
-  reading.End(true);
+  reading.End("checkpoints/a", true);
   const ReadingNow first = reading.Now().value();
   reading.Begin("checkpoints/b", {}, std::make_shared<TransferProgress>(0));
-  reading.End(true);
+  reading.End("checkpoints/b", true);
   reading.NoteDelivered(first);
   EXPECT_TRUE(reading.Now().has_value());
 }

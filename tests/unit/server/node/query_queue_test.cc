@@ -1,5 +1,6 @@
 #include "server/node/query_queue.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -42,6 +43,28 @@ TEST_F(QuestionsTest, AreAnswered) {
   EXPECT_EQ(Ask([] { return 7; }, Soon()).value(), 7);
   EXPECT_EQ(Ask([] { return absl::NotFoundError("no"); }, Soon()).status(),
             absl::NotFoundError("no"));
+}
+
+TEST(Questions, PassOneWhoseStorageStandsStillAndItsAskerHearsOfTheFile) {
+  const auto watch = std::make_shared<StorageWatch>("/ckpt", "/");
+  std::atomic<bool> waits = false;
+  std::promise<void> answers;
+  QueryQueue questions(std::chrono::nanoseconds(0));
+  auto hung = std::async(std::launch::async, [&] {
+    const Question hangs = [&] {
+      const StorageWatch::Call call(watch.get(), "/ckpt/b.safetensors", 4096);
+      waits = true;
+      answers.get_future().wait();
+      return 1;
+    };
+    return questions.Ask<int>(hangs, CallContext(Soon(), [&waits] { return waits.load(); }),
+                              "inspecting", watch);
+  });
+  EXPECT_THAT(hung.get(), testing::AllOf(FailsWith(absl::StatusCode::kDeadlineExceeded,
+                                          reason::kStorageStalled),
+                                Says("/ckpt/b.safetensors has not answered")));
+  EXPECT_EQ(questions.Ask<int>([] { return 7; }, Soon(), "verifying").value(), 7);
+  answers.set_value();
 }
 
 TEST_F(QuestionsTest, AnAskerThatHasGoneCostsNobodyAnything) {
