@@ -24,7 +24,7 @@ class Clock:
     sleep = staticmethod(time.sleep)
 
     def __init__(self):
-        self.ahead = time.monotonic()
+        self.ahead = float(int(time.monotonic()))  # whole seconds are added and taken away exactly
 
     def monotonic(self):
         return self.ahead
