@@ -15,6 +15,7 @@
 #include "server/load/check_request.h"
 #include "server/load/local_link.h"
 #include "server/load/member_reading.h"
+#include "server/node/open_seen.h"
 #include "server/node/trainer_key.h"
 #include "server/protocol/timing.h"
 #include "server/transfer/transfer.h"
@@ -303,10 +304,11 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
   return reply;
 }
 
-absl::StatusOr<OpenedCheckpoint> Node::Inspect(const std::string& source, const CallContext& asker) {
+absl::StatusOr<OpenedCheckpoint> Node::Inspect(const std::string& source, const CallContext& asker,
+                                               const std::string& view) {
   CKPTD_RETURN_IF_ERROR(CheckSource("inspecting", source));
   return queries_.Ask<OpenedCheckpoint>(
-      [source, access = AccessFor(asker)] { return OpenWithRemarks(source, access); }, asker,
+      [=, access = AccessFor(asker)] { return OpenSeen(source, view, access); }, asker,
       "inspecting " + source);
 }
 

@@ -73,7 +73,9 @@ class Node {
   absl::StatusOr<LoadReply> Load(LoadRequest request, const std::string& request_id,
                                  bool hold = true);
   // Errors: also those of QueryQueue::Ask.
-  absl::StatusOr<OpenedCheckpoint> Inspect(const std::string& source, const CallContext& asker);
+  // `view`: as in LoadRequest.
+  absl::StatusOr<OpenedCheckpoint> Inspect(const std::string& source, const CallContext& asker,
+                                           const std::string& view = "");
   // As PlanDry.
   absl::StatusOr<GroupPlan> Plan(const LoadRequest& request, const CallContext& asker);
   absl::StatusOr<DeviceMap> Plan(const DeviceMapRequest& request, const CallContext& asker);
