@@ -89,17 +89,21 @@ void AddViewOption(CLI::App& verb, std::string& view) {
       ->type_name("VIEW");
 }
 
+absl::StatusOr<std::string> ViewText(const std::string& view) {
+  std::string text = view;
+  if (!text.empty() && text.front() != '{') {
+    CKPTD_ASSIGN_OR_RETURN(
+        text, ReadSmallFile(text.substr(text.front() == '@' ? 1 : 0), view::kMaxViewBytes));
+  }
+  CKPTD_RETURN_IF_ERROR(view::ReadView(text).status());
+  return text;
+}
+
 absl::StatusOr<OpenedCheckpoint> OpenNamed(const std::string& named, const std::string& view) {
   CKPTD_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(named));
-  if (view.empty()) return OpenWithRemarks(path);
-  std::string text = view;
-  if (view.front() != '{') {
-    CKPTD_ASSIGN_OR_RETURN(
-        text, ReadSmallFile(view.substr(view.front() == '@' ? 1 : 0), view::kMaxViewBytes));
-  }
-  CKPTD_ASSIGN_OR_RETURN(const view::View rules, view::ParseView(text));
+  CKPTD_ASSIGN_OR_RETURN(const std::string text, ViewText(view));
   CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenWithRemarks(path));
-  CKPTD_ASSIGN_OR_RETURN(opened.index, view::Apply(rules, std::move(opened.index)));
+  CKPTD_ASSIGN_OR_RETURN(opened.index, view::SeenThrough(text, std::move(opened.index)));
   return opened;
 }
 

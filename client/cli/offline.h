@@ -18,15 +18,15 @@
 
 namespace ckptd::cli {
 
-inline constexpr char kNoRemoteView[] =
-    "--view is for files that ckptctl reads itself; leave out --remote";
-
 // Adds --view, which the functions below take.
 void AddViewOption(CLI::App& verb, std::string& view);
 
-// As OpenWithRemarks, for a source as a person writes it. `view`: the JSON of a view through which
-// it is seen, or a file that holds it; empty: none. Errors: also those of AbsolutePath, ParseView
-// and view::Apply.
+// The text of a view as a person gives it: the JSON itself, or a file that holds it (FILE.json or
+// @FILE). Empty: none. Errors: those of ReadSmallFile and ReadView.
+absl::StatusOr<std::string> ViewText(const std::string& view);
+
+// As OpenWithRemarks, for a source as a person writes it. `view`: through which it is seen, as
+// ViewText takes it. Errors: also those of AbsolutePath, ViewText and view::Apply.
 absl::StatusOr<OpenedCheckpoint> OpenNamed(const std::string& named, const std::string& view = "");
 
 // Reads the headers of a source. Errors as OpenNamed.

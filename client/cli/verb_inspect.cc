@@ -220,10 +220,10 @@ bool HasValues(const CheckpointIndex& index) {
 
 absl::StatusOr<SourceInfo> Read(const Options& options, const Context& context) {
   if (!options.remote) return InspectOffline(options.path, options.view);
-  if (!options.view.empty()) return UsageError(kNoRemoteView);
   CKPTD_ASSIGN_OR_RETURN(const std::string source, AbsolutePath(options.path));
+  CKPTD_ASSIGN_OR_RETURN(const std::string view, ViewText(options.view));
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
-  return client.Inspect(source, options.values);
+  return client.Inspect(source, options.values, view);
 }
 
 absl::StatusOr<int> Run(const Options& options, Context& context) {

@@ -61,7 +61,8 @@ void PrintList(const v1::ListCheckpointsResponse& listed, bool ranks, Context& c
     table.AddRow({rank + one.name(), StateOf(one), HumanBytes(one.slab_bytes()),
                   std::to_string(one.tensor_count()), std::to_string(one.lease_count()),
                   one.pinned() ? "yes" : "no", RanksOf(one),
-                  Age(one.create_time(), context.io.now()), one.layout(), one.source()});
+                  Age(one.create_time(), context.io.now()), one.layout(),
+                  one.view().empty() ? one.source() : one.source() + " --view " + one.view()});
   }
   table.Print(context.io.out);
 }
@@ -157,6 +158,7 @@ absl::Status PrintCheckpoint(const v1::Checkpoint& one, Context& context) {
        {"failure", one.failure().message()},
        {"source", one.source()},
        {"layout", one.layout()},
+       {"view", one.view()},
        {"memory of", one.served_from()},
        {"meant for", NameOf(one.intended_mode())},
        // An older daemon does not tell.

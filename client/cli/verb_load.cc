@@ -8,6 +8,7 @@
 
 #include "client/cli/exit_codes.h"
 #include "client/cli/json.h"
+#include "client/cli/offline.h"
 #include "client/cli/progress.h"
 #include "client/cli/remarks.h"
 #include "client/cli/text.h"
@@ -31,6 +32,7 @@ struct Options {
   std::string mode = "shared";
   std::string handle = "auto";
   std::string digest = "on";
+  std::string view;
   std::string dtype;
   std::vector<std::string> keep_f32;
   std::string wait_memory;
@@ -52,6 +54,7 @@ absl::StatusOr<v1::LoadSpec> ToSpec(const Options& options, Timeout timeout) {
   v1::LoadSpec spec;
   CKPTD_ASSIGN_OR_RETURN(*spec.mutable_source(), AbsolutePath(options.path));
   CKPTD_ASSIGN_OR_RETURN(*spec.mutable_layout()->mutable_rules(), ReadLayout(options.layout));
+  CKPTD_ASSIGN_OR_RETURN(*spec.mutable_view(), ViewText(options.view));
   CKPTD_ASSIGN_OR_RETURN(const DtypePolicy policy, ToDtypePolicy(options.dtype, options.keep_f32));
   *spec.mutable_dtype_policy() = ToProto(policy);
   spec.set_intended_mode(ModeOf(options.mode));
@@ -176,7 +179,8 @@ void AddLoad(CLI::App& app, Context& context) {
       "  ckptctl load /models/llama --layout fsdp:8\n"
       "  ckptctl load /models/llama --layout replicate:4 --dtype BF16 --keep-fp32 '*.norm.*'\n"
       "  name=$(ckptctl load /models/llama --layout fsdp:8 --quiet)\n"
-      "  ckptctl load /models/llama --layout @layout.json --no-wait --output json\n");
+      "  ckptctl load /models/llama --layout @layout.json --no-wait --output json\n"
+      "  ckptctl load /models/mixtral --layout fsdp:8 --view stack-experts.json\n");
   auto options = std::make_shared<Options>();
   verb->add_option("PATH", options->path, "A checkpoint as inspect takes it")
       ->required();
@@ -201,6 +205,7 @@ void AddLoad(CLI::App& app, Context& context) {
                    "Keep floating tensors of these names in F32; may be given again")
       ->type_name("GLOB")
       ->allow_extra_args(false);
+  AddViewOption(*verb, options->view);
   AddWaiting(*verb, *options);
   verb->callback([options, &context] {
     context.action = [options, &context] { return RunLoad(*options, context); };

@@ -145,10 +145,12 @@ absl::StatusOr<Client> Client::Connect(const ConnectOptions& options) {
   return Client(std::make_unique<Impl>(std::move(connection)));
 }
 
-absl::StatusOr<SourceInfo> Client::Inspect(const std::string& source, bool values) {
+absl::StatusOr<SourceInfo> Client::Inspect(const std::string& source, bool values,
+                                           const std::string& view) {
   v1::InspectCheckpointRequest request;
   request.set_source(TextOfPath(source));
   request.set_values(values);
+  request.set_view(view);
   SourceInfo out;
   for (Pages pages = impl_->NewPages();;) {
     CKPTD_ASSIGN_OR_RETURN(

@@ -61,8 +61,9 @@ class Client {
 
   const Address& address() const;
 
-  // Fetches all pages of the source's table.
-  absl::StatusOr<SourceInfo> Inspect(const std::string& source, bool values = false);
+  // Fetches all pages of the source's table. `view`: as LoadSpec.view.
+  absl::StatusOr<SourceInfo> Inspect(const std::string& source, bool values = false,
+                                     const std::string& view = "");
   absl::StatusOr<v1::PlanLoadResponse> Plan(const v1::LoadSpec& spec);
   // Plans for the devices of one process instead of ranks: `request` has a device_map and no layout.
   absl::StatusOr<v1::DeviceMap> PlanDevices(const v1::PlanLoadRequest& request);

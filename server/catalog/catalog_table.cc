@@ -62,6 +62,7 @@ void CatalogEntry::NoteRequest() {
   info.intended = asked.request.intended;
   info.digests = asked.request.digests;
   info.layout = DescribeLayout(asked.request);
+  info.view = DescribeView(asked.request);
   info.loaded_for = UserOf(asked.request.guest);
 }
 

@@ -10,6 +10,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/layout/layout.h"
+#include "common/plan/view/view.h"
 #include "common/source/hub_cache.h"
 
 namespace ckptd {
@@ -116,6 +117,7 @@ absl::Status CheckRequest(const LoadRequest& request, uint32_t rank, uint32_t wo
                                  request.source, rank, world_size - 1));
   }
   CKPTD_RETURN_IF_ERROR(CheckSource("loading", request.source));
+  CKPTD_RETURN_IF_ERROR(view::ReadView(request.view).status());
   if (request.kind.has_value() && EndsWithDaemon(*request.kind) &&
       request.intended == AttachMode::kExclusive) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kHandleKind,

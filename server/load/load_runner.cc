@@ -12,6 +12,7 @@
 #include "common/base/reasons.h"
 #include "common/base/status.h"
 #include "common/layout/unexpected.h"
+#include "common/plan/view/view.h"
 #include "common/source/open.h"
 #include "server/load/error_attribution.h"
 #include "server/load/error_priority.h"
@@ -137,6 +138,7 @@ absl::Status LoadRunner::Open() {
   for (const std::string& remark : opened.remarks) {
     Log(LogLevel::kInfo, "{}: {}: {}", load_.name, load_.request.source, remark);
   }
+  CKPTD_ASSIGN_OR_RETURN(index, view::SeenThrough(load_.request.view, std::move(index)));
   index_ = std::make_shared<const CheckpointIndex>(std::move(index));
   return Interrupted();
 }

@@ -7,6 +7,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/plan/view/view.h"
 #include "common/source/open.h"
 #include "server/collective/scatter_reader.h"
 #include "server/load/part_reader.h"
@@ -99,6 +100,7 @@ absl::StatusOr<ReadReport> OpenAndRead(const MemberReading& parts, PreparedLoad&
                          RunOutside(&parts.worker, *access.watch,
                                     [&] { return OpenCheckpoint(source, access); }));
   CKPTD_RETURN_IF_ERROR(CheckSameFiles(opened, incoming.index()));
+  CKPTD_ASSIGN_OR_RETURN(opened, view::SeenThrough(incoming.request().view, std::move(opened)));
   const auto index = std::make_shared<const CheckpointIndex>(std::move(opened));
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<const GroupPlan> plan,
                          PlanTargets(incoming, index, call.read));

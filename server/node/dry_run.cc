@@ -12,6 +12,7 @@
 #include "common/source/open.h"
 #include "server/load/check_request.h"
 #include "server/load/rank_load.h"
+#include "server/node/open_seen.h"
 
 namespace ckptd {
 namespace {
@@ -41,8 +42,8 @@ absl::Status CheckSize(const LoadRequest& request, GroupPlan::Size size, Deadlin
 
 absl::StatusOr<GroupPlan> PlanDry(const LoadRequest& request, uint32_t own, Deadline deadline,
                                   size_t max_copies, const SourceAccess& access) {
-  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex opened, OpenCheckpoint(request.source, access));
-  const auto index = std::make_shared<const CheckpointIndex>(std::move(opened));
+  CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenSeen(request.source, request.view, access));
+  const auto index = std::make_shared<const CheckpointIndex>(std::move(opened.index));
   std::vector<uint32_t> ranks = {own};
   std::vector<std::shared_ptr<const RankLayout>> layouts;
   if (const auto* text = std::get_if<std::string>(&request.layout)) {

@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "common/base/digest.h"
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/secret.h"
@@ -15,33 +14,16 @@
 #include "server/load/check_request.h"
 #include "server/load/local_link.h"
 #include "server/load/member_reading.h"
+#include "server/node/open_seen.h"
 #include "server/node/trainer_key.h"
+#include "server/node/verify_shard.h"
 #include "server/protocol/timing.h"
-#include "server/transfer/transfer.h"
 
 namespace ckptd {
 namespace {
 
 constexpr int kAttempts = 3;
 constexpr size_t kRememberedRequests = 1024;
-
-absl::Status TakenMeanwhile(const std::string& name) {
-  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kTaken,
-                   fmt::format("verifying {}: an EXCLUSIVE client took its memory meanwhile; load "
-                               "the source again",
-                               name),
-                   {{"checkpoint", name}});
-}
-
-// Offsets of tensors after which padding is not zero. Uses the table of everything in the memory,
-// because a view may leave out tensors of its owner.
-absl::StatusOr<std::set<uint64_t>> DirtyOffsets(const ShardLeases::Held& held, const SlabView& view) {
-  const RankPlan& plan = held.whole->plan;
-  CKPTD_ASSIGN_OR_RETURN(const std::set<uint32_t> dirty, DirtyPadding(plan, view));
-  std::set<uint64_t> offsets;
-  for (const uint32_t i : dirty) offsets.insert(plan.tensors[i].offset);
-  return offsets;
-}
 
 absl::Status CheckOnStorage(const CheckpointIndex& index, const SourceAccess& access) {
   return index.files.empty() ? Recognise(index.source, access) : CheckUnchanged(index, access);
@@ -305,10 +287,11 @@ absl::StatusOr<Node::LoadReply> Node::Load(LoadRequest request, const std::strin
   return reply;
 }
 
-absl::StatusOr<OpenedCheckpoint> Node::Inspect(const std::string& source, const CallContext& asker) {
+absl::StatusOr<OpenedCheckpoint> Node::Inspect(const std::string& source, const CallContext& asker,
+                                               const std::string& view) {
   CKPTD_RETURN_IF_ERROR(CheckSource("inspecting", source));
   CKPTD_ASSIGN_OR_RETURN(const SourceAccess access, AccessFor(asker, "inspecting", source));
-  return queries_.Ask<OpenedCheckpoint>([=] { return OpenWithRemarks(source, access); }, asker,
+  return queries_.Ask<OpenedCheckpoint>([=] { return OpenSeen(source, view, access); }, asker,
                                         "inspecting " + source, access.watch);
 }
 
@@ -329,41 +312,14 @@ absl::StatusOr<DeviceMap> Node::Plan(const DeviceMapRequest& request, const Call
                                  doing + " " + request.source, access.watch);
 }
 
-absl::StatusOr<Node::Verification> Node::Compare(const std::string& name,
-                                                 const ShardLeases::Held& held) {
-  const std::shared_ptr<const SlabView> view = held.memory->Read();
-  if (view == nullptr) return TakenMeanwhile(name);
-  Verification result;
-  const RankPlan& plan = held.shard->plan;
-  CKPTD_ASSIGN_OR_RETURN(const std::set<uint64_t> dirty, DirtyOffsets(held, *view));
-  for (uint32_t i = 0; i < plan.tensors.size(); ++i) {
-    const PlannedTensor& tensor = plan.tensors[i];
-    result.bytes += tensor.bytes;
-    ++result.tensors;
-    CKPTD_ASSIGN_OR_RETURN(const uint64_t digest,
-                           DigestInSlab(*view, tensor.offset, tensor.bytes));
-    // A tensor without bytes may have the offset of the next one.
-    const bool spoilt = tensor.bytes > 0 && dirty.count(tensor.offset) > 0;
-    if (spoilt || digest != held.shard->digests[i]) {
-      result.mismatched.push_back(tensor.name);
-      const Shard& shard = *held.shard;
-      const bool read = shard.file_of[i] < shard.paths.size();
-      result.files.push_back(read ? shard.paths[shard.file_of[i]] : "");
-    }
-  }
-  // A client that took the shard meanwhile may have written to it already.
-  if (held.memory->GivenUp()) return TakenMeanwhile(name);
-  return result;
-}
-
-absl::StatusOr<Node::Verification> Node::Verify(const std::string& name, const CallContext& asker) {
+absl::StatusOr<Verification> Node::Verify(const std::string& name, const CallContext& asker) {
   CKPTD_ASSIGN_OR_RETURN(const ShardLeases::Held held, catalog_.leases().Look(name));
   if (held.shard->digests.empty() && !held.shard->plan.tensors.empty()) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNoDigests,
                      fmt::format("verifying {}: it was loaded without digests; load it with them",
                                  name));
   }
-  return queries_.Ask<Verification>([held, name] { return Compare(name, held); }, asker,
+  return queries_.Ask<Verification>([held, name] { return VerifyShard(name, held); }, asker,
                                     "verifying " + name);
 }
 

@@ -27,6 +27,7 @@
 #include "server/memory/ready_memory.h"
 #include "server/node/dry_run.h"
 #include "server/node/query_queue.h"
+#include "server/node/verify_shard.h"
 
 namespace ckptd {
 
@@ -77,16 +78,13 @@ class Node {
   absl::StatusOr<LoadReply> Load(LoadRequest request, const std::string& request_id,
                                  bool hold = true);
   // Errors: also those of QueryQueue::Ask.
-  absl::StatusOr<OpenedCheckpoint> Inspect(const std::string& source, const CallContext& asker);
+  // `view`: as in LoadRequest.
+  absl::StatusOr<OpenedCheckpoint> Inspect(const std::string& source, const CallContext& asker,
+                                           const std::string& view = "");
   // As PlanDry.
   absl::StatusOr<GroupPlan> Plan(const LoadRequest& request, const CallContext& asker);
   absl::StatusOr<DeviceMap> Plan(const DeviceMapRequest& request, const CallContext& asker);
-  struct Verification {
-    uint64_t tensors = 0;
-    uint64_t bytes = 0;
-    std::vector<std::string> mismatched;
-    std::vector<std::string> files;  // of each tensor, the file that it was read from; may be empty
-  };
+  // As VerifyShard.
   absl::StatusOr<Verification> Verify(const std::string& name, const CallContext& asker);
   struct Unloaded {
     uint64_t freed_bytes = 0;
@@ -162,8 +160,6 @@ class Node {
   void Stop();
 
  private:
-  // Compares the digests with those of the memory now. TAKEN if a client took it meanwhile.
-  static absl::StatusOr<Verification> Compare(const std::string& name, const ShardLeases::Held& held);
   absl::StatusOr<std::string> Propose(IdentifiedRequest asked);
   // The checkpoint that answers `request`, and whether it was already there (on all ranks, if it
   // is for all).

@@ -100,6 +100,7 @@ uint64_t LoadKey(const LoadRequest& request) {
   out.Number(request.intended == AttachMode::kExclusive ? 1 : 0);
   out.Number(request.kind.has_value() && EndsWithDaemon(*request.kind) ? 1 : 0);
   if (request.guest.has_value()) out.Number(request.guest->uid);
+  if (!request.view.empty()) out.Text(request.view);
   return out.Digest();
 }
 
@@ -178,6 +179,12 @@ std::string DescribeLayout(const LoadRequest& request) {
   return rules->size() <= 64 ? *rules : "rules (" + std::to_string(rules->size()) + " bytes)";
 }
 
+std::string DescribeView(const LoadRequest& request) {
+  if (request.view.size() <= 64) return request.view;
+  return "rules (" + std::to_string(request.view.size()) + " bytes, " +
+         HexDigest(Xxh3(request.view)) + ")";
+}
+
 std::vector<std::string> DifferingFields(const LoadRequest& request, const LoadRequest& other) {
   std::vector<std::string> fields;
   LoadRequest same_layout = other;
@@ -192,6 +199,7 @@ std::vector<std::string> DifferingFields(const LoadRequest& request, const LoadR
   LoadRequest same_kind = same_intent;
   same_kind.kind = request.kind;
   if (RequestDigest(same_intent) != RequestDigest(same_kind)) fields.emplace_back("handle_kind");
+  if (other.view != request.view) fields.emplace_back("view");
   if (same_intent.digests != request.digests) fields.emplace_back("digests");
   return fields;
 }

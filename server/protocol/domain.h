@@ -80,10 +80,12 @@ struct LoadRequest {
   // The client has passed files of the source to its daemon: rank 0's may be about to come, too. No
   // part of the identity.
   bool passed = false;
+  // The text of a view, as view::ReadView takes it; empty: none. Part of the identity.
+  std::string view = {};
 };
 
 bool IsRankForm(const LoadRequest& request);
-// Digest of the fields all ranks share: source, form, rules, policy, digests,
+// Digest of the fields all ranks share: source, form, rules, policy, view, digests,
 // whether the memory is meant to be EXCLUSIVE, whether to be CUDA_IPC (the other
 // kinds are what a tier has by itself), and a guest's user.
 uint64_t LoadKey(const LoadRequest& request);
@@ -105,6 +107,8 @@ struct IdentifiedRequest {
 };
 // "fsdp:4" or "requested by each rank".
 std::string DescribeLayout(const LoadRequest& request);
+// A short view as it is, a longer one by its size and digest. Empty: none.
+std::string DescribeView(const LoadRequest& request);
 // Names of the identity's fields in which `other` differs from `request`.
 std::vector<std::string> DifferingFields(const LoadRequest& request, const LoadRequest& other);
 
@@ -145,6 +149,7 @@ struct CheckpointInfo {
   std::chrono::system_clock::time_point created;
   std::chrono::system_clock::time_point activated;
   std::string layout;
+  std::string view;  // DescribeView
   // The checkpoint whose memory it is a view of; empty: it has its own.
   std::string served_from;
   std::optional<uid_t> loaded_for;  // a guest's user; unset: clients whom the daemon trusts

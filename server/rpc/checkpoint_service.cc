@@ -51,9 +51,9 @@ absl::Status CheckpointServiceImpl::Inspect(const v1::InspectCheckpointRequest& 
   const std::string source = SourceOfText(request.source());
   std::shared_ptr<const CheckpointIndex> index;
   std::vector<std::string> remarks;
-  if (!request.page_token().empty()) index = inspected_.Get(source);
+  if (!request.page_token().empty()) index = inspected_.Get(source, request.view());
   if (index == nullptr) {
-    CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, node_.Inspect(source, asker));
+    CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, node_.Inspect(source, asker, request.view()));
     index = std::make_shared<const CheckpointIndex>(std::move(opened.index));
     remarks = std::move(opened.remarks);
   }
@@ -64,7 +64,7 @@ absl::Status CheckpointServiceImpl::Inspect(const v1::InspectCheckpointRequest& 
     for (const std::string& remark : remarks) response->add_remarks(SendableText(remark));
   }
   if (!response->next_page_token().empty()) {
-    inspected_.Put(std::move(index));
+    inspected_.Put(std::move(index), request.view());
     return absl::OkStatus();
   }
   index = nullptr;

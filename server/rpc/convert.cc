@@ -168,6 +168,7 @@ v1::Checkpoint ToProto(const CheckpointInfo& info) {
     *out.mutable_active_time() = ToProto(info.activated);
   }
   out.set_layout(info.layout);
+  out.set_view(SendableText(info.view));
   out.set_served_from(info.served_from);
   return out;
 }
@@ -207,6 +208,7 @@ v1::LoadSpec ToProto(const LoadRequest& request) {
   *out.mutable_timeout() = ToProto(request.timeout);
   *out.mutable_wait_memory() = ToProto(request.wait_memory);
   out.set_job_key(request.job);
+  out.set_view(request.view);
   return out;
 }
 
@@ -219,6 +221,7 @@ absl::StatusOr<LoadRequest> FromProto(const v1::LoadSpec& spec) {
   CKPTD_ASSIGN_OR_RETURN(out.kind, FromProto(spec.handle_kind()));
   out.digests = !spec.skip_digests();
   out.job = JobFrom(spec.job_key());
+  out.view = spec.view();
   out.timeout = TimeoutFrom(spec.timeout(), spec.has_timeout());
   out.wait_memory = std::clamp<std::chrono::nanoseconds>(
       FromProto(spec.wait_memory()), std::chrono::nanoseconds(0), timing::kMaxTimeout);

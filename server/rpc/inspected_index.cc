@@ -28,19 +28,21 @@ bool InspectedIndex::StartTimer() {
   return true;
 }
 
-void InspectedIndex::Put(std::shared_ptr<const CheckpointIndex> index) {
+void InspectedIndex::Put(std::shared_ptr<const CheckpointIndex> index, std::string view) {
   {
     MutexLock lock(mutex_);
     if (!StartTimer()) return;
     index_.swap(index);  // the one before is destroyed without the lock
+    view_ = std::move(view);
     used_ = std::chrono::steady_clock::now();
   }
   changed_.NotifyAll();
 }
 
-std::shared_ptr<const CheckpointIndex> InspectedIndex::Get(const std::string& source) {
+std::shared_ptr<const CheckpointIndex> InspectedIndex::Get(const std::string& source,
+                                                            const std::string& view) {
   MutexLock lock(mutex_);
-  if (index_ == nullptr || index_->source != source) return nullptr;
+  if (index_ == nullptr || index_->source != source || view_ != view) return nullptr;
   used_ = std::chrono::steady_clock::now();
   return index_;
 }

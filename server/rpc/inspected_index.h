@@ -23,9 +23,10 @@ class InspectedIndex {
   InspectedIndex& operator=(const InspectedIndex&) = delete;
 
   // Replaces the one before. Keeps nothing where no thread can be had for the time.
-  void Put(std::shared_ptr<const CheckpointIndex> index);
-  // Null: there is none of that source.
-  std::shared_ptr<const CheckpointIndex> Get(const std::string& source);
+  // `view`: the text of the view that has made it.
+  void Put(std::shared_ptr<const CheckpointIndex> index, std::string view = "");
+  // Null: there is none of that source and view.
+  std::shared_ptr<const CheckpointIndex> Get(const std::string& source, const std::string& view = "");
   void Drop(const std::string& source);
 
  private:
@@ -36,6 +37,7 @@ class InspectedIndex {
   Mutex mutex_;
   CondVar changed_;
   std::shared_ptr<const CheckpointIndex> index_ ABSL_GUARDED_BY(mutex_);
+  std::string view_ ABSL_GUARDED_BY(mutex_);
   std::chrono::steady_clock::time_point used_ ABSL_GUARDED_BY(mutex_);
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread timer_ ABSL_GUARDED_BY(mutex_);

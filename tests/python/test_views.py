@@ -166,5 +166,3 @@ def test_a_rule_that_does_not_fit_is_said_with_its_number(tmp_path):
     numpy_safetensors.save_file({"w": np.zeros((4, 3), np.float32)}, path)
     done = ckptctl("inspect", path, "--view", '{"rules": [{"slice": "w", "begin": 2, "end": 9}]}', code=1)
     assert "applying rule 1 of the view (slice w) to w: its axis 0 has 4 elements, and no [2, 9)" in done.stderr
-    done = ckptctl("inspect", path, "--remote", "--view", "{}", code=2)
-    assert "leave out --remote" in done.stderr

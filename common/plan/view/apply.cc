@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -19,6 +20,8 @@ namespace ckptd::view {
 namespace {
 
 using Tensors = std::map<std::string, TensorEntry>;
+
+constexpr uint64_t kMostUnstacked = uint64_t{1} << 20;  // of one tensor
 
 // A name that a pattern matches, and what its parentheses matched; [0] is all of it.
 struct Match {
@@ -244,8 +247,10 @@ class Step {
   absl::Status Fuse() {
     // What the parentheses matched -> the name of each part.
     std::map<std::vector<std::string>, std::vector<Match>> sets;
+    std::set<std::string> seen;
     for (size_t i = 0; i < rule_.from.size(); ++i) {
       for (Match& match : Find(rule_.from[i])) {
+        if (!seen.insert(match.name).second) return Mismatch(match.name, "two of its patterns match it");
         std::vector<std::string> key(match.parts.begin() + 1, match.parts.end());
         std::vector<Match>& set = sets[std::move(key)];
         if (set.size() != i) return LacksPart(match, i);
@@ -327,6 +332,11 @@ class Step {
     for (const Match& match : Find(rule_.from.front())) {
       const TensorEntry whole = Take(match.name);
       const uint64_t count = rule_.axis < whole.shape.size() ? whole.shape[rule_.axis] : 0;
+      if (count > kMostUnstacked) {
+        return Mismatch(match.name, fmt::format("its axis {} has {} elements, and at most {} become "
+                                                "tensors",
+                                                rule_.axis, count, kMostUnstacked));
+      }
       for (uint64_t number = 0; number == 0 || number < count; ++number) {
         TensorEntry part = whole;
         std::string why = Narrow(part, rule_.axis, number, number + 1);
@@ -386,6 +396,12 @@ absl::StatusOr<CheckpointIndex> Apply(const View& view, CheckpointIndex index) {
   index.tensors.clear();
   for (auto& [name, tensor] : tensors) index.tensors.push_back(std::move(tensor));
   return index;
+}
+
+absl::StatusOr<CheckpointIndex> SeenThrough(std::string_view text, CheckpointIndex index) {
+  if (text.empty()) return index;
+  CKPTD_ASSIGN_OR_RETURN(const View view, ReadView(text));
+  return Apply(view, std::move(index));
 }
 
 }  // namespace ckptd::view

@@ -17,6 +17,7 @@ namespace ckptd::view {
 namespace {
 
 constexpr size_t kMaxAxis = 63;
+constexpr uint64_t kMostGroups = uint64_t{1} << 20;  // each costs a step
 
 struct Form {
   RuleKind kind;
@@ -146,7 +147,7 @@ class RuleParser {
     uint64_t axis = 0;
     CKPTD_RETURN_IF_ERROR(ReadNumber("axis", 0, kMaxAxis, axis));
     rule_.axis = axis;
-    CKPTD_RETURN_IF_ERROR(ReadNumber("groups", 1, kMost, rule_.groups));
+    CKPTD_RETURN_IF_ERROR(ReadNumber("groups", 1, kMostGroups, rule_.groups));
     CKPTD_RETURN_IF_ERROR(ReadNumber("begin", 0, kMost, rule_.begin));
     CKPTD_RETURN_IF_ERROR(ReadNumber("end", 0, kMost, rule_.end));
     CKPTD_RETURN_IF_ERROR(ReadList("sizes", rule_.sizes));
@@ -201,6 +202,11 @@ std::string_view NameOf(RuleKind kind) {
     if (form.kind == kind) return form.key;
   }
   return "";
+}
+
+absl::StatusOr<View> ReadView(std::string_view text) {
+  if (text.empty()) return View();
+  return ParseView(text);
 }
 
 absl::StatusOr<View> ParseView(std::string_view text) {

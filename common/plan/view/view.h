@@ -60,6 +60,10 @@ inline constexpr size_t kMaxViewBytes = size_t{4} << 20;  // of its JSON
 // Errors: InvalidArgument LAYOUT_INVALID, with the rule's number and what is wrong in it.
 absl::StatusOr<View> ParseView(std::string_view json);
 
+// What a request or a person names: the JSON of a view; empty: one without rules. Errors: those of
+// ParseView.
+absl::StatusOr<View> ReadView(std::string_view text);
+
 // The index that `view` makes of `index`, its rules one after the other. Tensors keep their kind and
 // group; a fused one has those of its first part. A rule that changes a tensor with several names
 // makes tensors of these names first.
@@ -67,6 +71,9 @@ absl::StatusOr<View> ParseView(std::string_view json);
 // nothing and is not optional, does not fit a tensor, lacks a part, or makes a name that is there
 // already. Pure; thread-safe.
 absl::StatusOr<CheckpointIndex> Apply(const View& view, CheckpointIndex index);
+
+// The same of a text that ReadView takes.
+absl::StatusOr<CheckpointIndex> SeenThrough(std::string_view text, CheckpointIndex index);
 
 }  // namespace ckptd::view
 

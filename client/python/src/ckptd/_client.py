@@ -41,6 +41,7 @@ from ._participant import NoParticipant, job_key
 from ._rpc import GONE_SECONDS, LAST_SECONDS, Connection, Deadline, is_transient
 from ._source import Path, of_part, path_of, source_text
 from ._types import Checkpoint, Plan, Progress, Source, Verification
+from ._view import View, through, view_of
 from ._waiting import Reminder, ReplicaWarning, with_open_advice, check_active, restarted
 
 if TYPE_CHECKING:
@@ -150,12 +151,14 @@ class Client:
         wait_memory: float = 0.0,
         progress: Optional[Callable[[Progress], None]] = None,
         part: Optional[str] = None,
+        view: View = None,
         _participant: NoParticipant = NoParticipant(),
     ) -> Checkpoint:
         """Loads `source`, a path or file URI (or finds it resident), and waits until it is ACTIVE.
 
         part: which part of a source that has several ("model", "optimizer"), as "#optimizer"
-        behind its path says, too; None for the format's default.
+        behind its path says, too; None for the format's default. view: rules that give the source
+        other names, axes and tensors (deploy/formats.md): a list or dict, its JSON, or a path of it.
         layout: "fsdp:8", "hsdp:2x4", "replicate:8", a dict of rules, a RankLayout,
         or None for a full copy on each rank (for a process that is no rank of the job: on this
         daemon's rank alone). dtype: floating tensors are cast to it ("BF16", "bfloat16" or
@@ -172,7 +175,8 @@ class Client:
         deadline = Deadline(min(timeout, _MAX_LOAD_SECONDS))
         request = _proto.message("LoadCheckpointRequest")(request_id=uuid.uuid4().hex)
         spec = request.spec
-        spec.source = source_text(of_part(source, part))
+        source = through(of_part(source, part), view)
+        spec.source, spec.view = source_text(source), view_of(source)
         spec.intended_mode = mode_number(mode)
         spec.handle_kind = _handle_number(handle)
         spec.skip_digests = not digest
@@ -327,14 +331,15 @@ class Client:
     ) -> _shard.Shard:
         """This rank's shard of the newest resident checkpoint of `source`. Loads nothing.
 
-        Its layout does not matter. part: see `load`. Raises NotFound (CHECKPOINT_NOT_FOUND)
+        Its layout does not matter. part: see `load`. One that was loaded with a view does not count:
+        acquire it by its name. Raises NotFound (CHECKPOINT_NOT_FOUND)
         where this daemon holds none, Aborted (SOURCE_CHANGED) where the files have changed since,
         and what `acquire` raises.
         """
         deadline = Deadline(timeout)
         source = of_part(source, part)
         path = path_of(source_text(source))
-        found = [c for c in self.list() if c.source == path and c.state == "ACTIVE"]
+        found = [c for c in self.list() if c.source == path and c.state == "ACTIVE" and not c.view]
         if not found:
             raise NotFound(
                 f"opening {path}: this daemon holds nothing of it; load it, or see what it holds by "
@@ -371,20 +376,22 @@ class Client:
         timeout: float = _CALL_SECONDS,
         *,
         part: Optional[str] = None,
+        view: View = None,
         values: bool = False,
     ) -> Source:
         """Names, dtypes and shapes of a source, as the daemon reads its headers.
 
-        part: see `load`. values: whether what is no tensor is listed, too.
+        part, view: see `load`. values: whether what is no tensor is listed, too.
         """
         deadline = Deadline(timeout)
-        path = source_text(of_part(source, part))
-        with self._passing.files(path, deadline):
-            return self._inspect(path, values, deadline)
-
-    def _inspect(self, path: str, values: bool, deadline: Deadline) -> Source:
+        source = through(of_part(source, part), view)
+        path = source_text(source)
         request = _inspect_request(path)
-        request.values = values
+        request.values, request.view = values, view_of(source)
+        with self._passing.files(path, deadline):
+            return self._inspect(path, request, deadline)
+
+    def _inspect(self, path: str, request, deadline: Deadline) -> Source:
         result = None
         while True:
             reply = self._call("InspectCheckpoint", request, f"inspecting {path}", deadline)
@@ -423,17 +430,19 @@ class Client:
         layout: Layout = None,
         dtype: Union[None, str, "torch.dtype"] = None,
         keep_fp32: Sequence[str] = (),
+        view: View = None,
         timeout: float = _CALL_SECONDS,
     ) -> Plan:
         """Dry run: bytes per rank and file, and peak memory. Nothing is loaded.
 
-        layout, dtype, keep_fp32: as in `load`. Raises ckptd.Error for what could not be loaded,
+        layout, dtype, keep_fp32, view: as in `load`. Raises ckptd.Error for what could not be loaded,
         DeadlineExceeded after `timeout` seconds.
         """
         deadline = Deadline(timeout)
+        source = through(source, view)
         path = source_text(source)
         request = _proto.message("PlanLoadRequest")()
-        request.spec.source, request.spec.job_key = path, job_key()
+        request.spec.source, request.spec.job_key, request.spec.view = path, job_key(), view_of(source)
         _layout.fill_layout(request.spec.layout, layout)
         _layout.fill_policy(request.spec.dtype_policy, dtype, keep_fp32)
         with self._passing.files(path, deadline):

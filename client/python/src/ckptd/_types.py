@@ -93,6 +93,7 @@ class Checkpoint:
     served_from: str = ""
     # If ACTIVE: number of ranks on which its shard is resident; 0 from an older daemon.
     resident_ranks: int = 0
+    view: str = ""  # short description of the view it was loaded with; empty: none
 
     @property
     def waits_for(self) -> str:
@@ -160,6 +161,7 @@ def checkpoint_of(message, resident: bool = False, differs=()) -> Checkpoint:
         handle=_HANDLE_NAMES.get(message.handle_kind, ""),
         served_from=message.served_from,
         resident_ranks=message.resident_ranks,
+        view=message.view,
     )
 
 

@@ -67,7 +67,7 @@ TEST_F(ViewsTest, VerifyingAPartOfItsOwnerLooksAtThatPart) {
   const std::string owner = Load(Ruled()).name;
   const CheckpointInfo view = Load(Stated({"b"}));
   ASSERT_EQ(view.served_from, owner);
-  const Node::Verification verified = node_->Verify(view.name, Soon()).value();
+  const Verification verified = node_->Verify(view.name, Soon()).value();
   EXPECT_THAT(verified.mismatched, IsEmpty());
   EXPECT_EQ(verified.tensors, 1u);
 }

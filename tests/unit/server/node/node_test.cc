@@ -106,7 +106,7 @@ TEST_F(NodeTest, ADrainingDaemonTakesNothingNew) {
 
 TEST_F(NodeTest, VerifyingFindsWhatWasLoaded) {
   const std::string name = Load(Request());
-  ASSERT_OK_AND_ASSIGN(const Node::Verification result, node_->Verify(name, Soon()));
+  ASSERT_OK_AND_ASSIGN(const Verification result, node_->Verify(name, Soon()));
   EXPECT_EQ(result.tensors, 2u);
   EXPECT_EQ(result.bytes, SmallSource::kBytesA + SmallSource::kBytesB);
   EXPECT_THAT(result.mismatched, ::testing::IsEmpty());

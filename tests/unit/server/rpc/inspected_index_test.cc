@@ -31,6 +31,7 @@ TEST(InspectedIndex, IsTheLastOneThatWasPut) {
   inspected.Put(a);
   EXPECT_EQ(inspected.Get("/a"), a);
   EXPECT_EQ(inspected.Get("/b"), nullptr);
+  EXPECT_EQ(inspected.Get("/a", "a view"), nullptr);
   inspected.Put(IndexOf("/b"));
   EXPECT_EQ(inspected.Get("/a"), nullptr);
   inspected.Drop("/a");

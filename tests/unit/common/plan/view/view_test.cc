@@ -161,6 +161,18 @@ TEST_F(ViewTest, FusesTheSetsThatParenthesesTellApart) {
   EXPECT_THAT(Values(seen, "l.1.both"), ElementsAre(6, 7, 4, 5));
 }
 
+TEST_F(ViewTest, ATensorIsOnePartOnly) {
+  Add("a.q", {2});
+  EXPECT_THAT(See(R"j({"fuse": ["(.*)\\.q", "(a)\\.."], "to": "\\1"})j"), Says("to a.q: two of its patterns match it"));
+}
+
+TEST_F(ViewTest, NumbersOfAStrangerAreBounded) {
+  Add("w", {uint64_t{1} << 40}, Dtype::kU8);
+  EXPECT_THAT(See(R"j({"unstack": "w", "to": "w.{}"})j"), Says("at most 1048576 become tensors"));
+  EXPECT_THAT(See(R"j({"split": "w", "to": ["a", "b"], "groups": 4611686018427387904})j"),
+              Says("\"groups\" is no whole number from 1 to 1048576"));
+}
+
 TEST_F(ViewTest, NamesThePartThatASetLacks) {
   Add("l.0.gate", {1});
   Add("l.1.up", {1});

@@ -9,6 +9,7 @@ import torch
 from ... import _client, _source
 from ..._rpc import Deadline
 from ..._shard import Shard
+from ..._view import View, through
 from ..compat import _torch_internals
 from . import _memory
 from ._gc_pause import gc_paused
@@ -23,6 +24,7 @@ def load_file(
     keep_fp32: Sequence[str] = (),
     layout: _client.Layout = None,
     part: Optional[str] = None,
+    view: View = None,
     timeout: float = 600.0,
     digest: bool = True,
     address: Optional[str] = None,
@@ -36,9 +38,9 @@ def load_file(
     in mode "shared" ends the process with SIGSEGV, or the GPU's context with
     a fault, because torch has no read-only tensors. With a `layout` of rules each rank
     gets its local parts. Every rank of the daemon's group gets its shard of one load.
-    part: see Client.load. timeout: seconds for everything, waiting for other ranks included.
+    part, view: see Client.load. timeout: seconds for everything, waiting for other ranks included.
     """
-    source = _source.of_part(source, part)
+    source = through(_source.of_part(source, part), view)
     how = _LoadOptions(torch.device(device), mode, dtype, keep_fp32, layout, digest)
     shard = _attach(source, how, timeout, address, client)
     with gc_paused():

@@ -16,6 +16,7 @@ from ..._layout import RankLayout
 from ..._rpc import Deadline
 from ..._shard import Shard
 from ..._types import Progress
+from ..._view import View, through
 from .._daemon import connected, rank_and_size
 from ..compat import (
     _checkpoint_names,
@@ -75,6 +76,7 @@ def load_into(
     tied: Optional[str] = None,
     variant: Optional[str] = None,
     part: Optional[str] = None,
+    view: View = None,
     rename: Optional[Rename] = None,
     ignore: Sequence[Regex] = (),
     barrier: bool = False,
@@ -117,6 +119,8 @@ def load_into(
     pytorch_model.bin or its index. variant="fp16" reads model.fp16.safetensors, or its index,
     instead. Also hf://ORG/NAME@REVISION, in the local cache.
     part="model" takes that part of a source that has several, as "#model" behind its path does.
+    view: rules by which the daemon gives the checkpoint other names, axes and tensors, see
+    Client.load; names in errors, and those that rename= maps, are those of the view.
     rename: maps names of the checkpoint to names of the model: a dict, a function of a name,
     or (pattern, replacement) pairs for re.sub, applied in turn. Other names stay.
     result.unexpected and errors about the checkpoint have the checkpoint's names.
@@ -137,7 +141,7 @@ def load_into(
     deadline = Deadline(timeout)
     with participation(source, barrier, deadline, address, client) as (client, participant):
         _check_arguments(model, source)
-        source = _source.of_part(_source.of_variant(source, variant), part)
+        source = through(_source.of_part(_source.of_variant(source, variant), part), view)
         names = functools.partial(_names_in, source, address, client)
         with _transformers_conversion.with_conversion_advice(model, names):
             return _load_into(
