@@ -7,7 +7,6 @@ number of ranks saved by it, into memory that is there.
 import pathlib
 import sys
 
-import torch
 import torch.distributed as dist
 
 PACKAGES = {"fastsafetensors": "0.5.0", "torch_checkpointing": "0.1.1"}
