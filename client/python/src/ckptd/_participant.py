@@ -102,6 +102,8 @@ class Participant(NoParticipant):
         self._leave(None)
         if self._barrier:
             self._await_all()
+        else:
+            self._await_answer()
 
     def close(self) -> None:
         self._call.cancel()
@@ -116,6 +118,15 @@ class Participant(NoParticipant):
         deadline = Deadline(_PLACED_SECONDS if error is None else _LEAVE_SECONDS)
         with contextlib.suppress(Error):  # this rank could not handle it
             self._connection.call("LeaveLoad", request, doing, deadline, False)
+
+    def _await_answer(self) -> None:
+        """Raises a failure that came before the daemon knew that this rank had left: it tells a process once."""
+        import grpc
+
+        with contextlib.suppress(grpc.FutureTimeoutError, grpc.FutureCancelledError):
+            self._call.exception(timeout=_LEAVE_SECONDS)
+            self._answered(self._call)  # may be on its way to the other thread
+        self.raise_failure()
 
     def _await_all(self) -> None:
         import grpc
