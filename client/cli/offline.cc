@@ -3,15 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <system_error>
 #include <utility>
 
 #include "client/cli/text.h"
 #include "common/base/escape.h"
 #include "common/base/posix.h"
 #include "common/base/status.h"
+#include "common/plan/view/sets.h"
 #include "common/plan/view/view.h"
 #include "common/source/open.h"
 #include "common/source/piece.h"
@@ -85,23 +88,35 @@ std::vector<uint64_t> UnusedBytes(const CheckpointIndex& index) {
 void AddViewOption(CLI::App& verb, std::string& view) {
   verb.add_option("--view", view,
                   "See the checkpoint with other names, axes or tensors: a file of rules (FILE.json "
-                  "or @FILE), or its JSON")
+                  "or @FILE), their JSON, or a set's name (deploy/formats.md)")
       ->type_name("VIEW");
+  // Options act in the order in which they are added.
+  verb.add_flag_callback("--inverse", [&view] { view = std::string(view::kInverse) + view; },
+                         "See it as what the view makes it of")
+      ->needs("--view");
 }
 
-absl::StatusOr<std::string> ViewText(const std::string& view) {
-  std::string text = view;
-  if (!text.empty() && text.front() != '{') {
+absl::StatusOr<std::string> ViewText(const std::string& view, const std::string& source) {
+  const std::string prefix(view.starts_with(view::kInverse) ? view::kInverse : "");
+  std::string text = view.substr(prefix.size());
+  if (view::IsName(text)) {
+    const std::filesystem::path path(source);
+    std::error_code ignored;
+    const auto folder = std::filesystem::is_directory(path, ignored) ? path : path.parent_path();
+    const auto config = ReadSmallFile((folder / "config.json").string(), view::kMaxViewBytes);
+    if (config.ok()) text = view::WithConfig(text, *config);
+  } else if (!text.empty() && text.front() != '{') {
     CKPTD_ASSIGN_OR_RETURN(
         text, ReadSmallFile(text.substr(text.front() == '@' ? 1 : 0), view::kMaxViewBytes));
   }
+  text = prefix + text;
   CKPTD_RETURN_IF_ERROR(view::ReadView(text).status());
   return text;
 }
 
 absl::StatusOr<OpenedCheckpoint> OpenNamed(const std::string& named, const std::string& view) {
   CKPTD_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(named));
-  CKPTD_ASSIGN_OR_RETURN(const std::string text, ViewText(view));
+  CKPTD_ASSIGN_OR_RETURN(const std::string text, ViewText(view, path));
   CKPTD_ASSIGN_OR_RETURN(OpenedCheckpoint opened, OpenWithRemarks(path));
   CKPTD_ASSIGN_OR_RETURN(opened.index, view::SeenThrough(text, std::move(opened.index)));
   return opened;

@@ -21,9 +21,10 @@ namespace ckptd::cli {
 // Adds --view, which the functions below take.
 void AddViewOption(CLI::App& verb, std::string& view);
 
-// The text of a view as a person gives it: the JSON itself, or a file that holds it (FILE.json or
-// @FILE). Empty: none. Errors: those of ReadSmallFile and ReadView.
-absl::StatusOr<std::string> ViewText(const std::string& view);
+// The text of a view as a person gives it for a source: the JSON itself, a file that holds it (FILE.json
+// or @FILE), or a set's name, whose numbers come from the config.json beside the source; "inverse:"
+// before it stays. Empty: none. Errors: those of ReadSmallFile and ReadView.
+absl::StatusOr<std::string> ViewText(const std::string& view, const std::string& source);
 
 // As OpenWithRemarks, for a source as a person writes it. `view`: through which it is seen, as
 // ViewText takes it. Errors: also those of AbsolutePath, ViewText and view::Apply.

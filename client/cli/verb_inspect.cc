@@ -221,7 +221,7 @@ bool HasValues(const CheckpointIndex& index) {
 absl::StatusOr<SourceInfo> Read(const Options& options, const Context& context) {
   if (!options.remote) return InspectOffline(options.path, options.view);
   CKPTD_ASSIGN_OR_RETURN(const std::string source, AbsolutePath(options.path));
-  CKPTD_ASSIGN_OR_RETURN(const std::string view, ViewText(options.view));
+  CKPTD_ASSIGN_OR_RETURN(const std::string view, ViewText(options.view, source));
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
   return client.Inspect(source, options.values, view);
 }

@@ -54,7 +54,7 @@ absl::StatusOr<v1::LoadSpec> ToSpec(const Options& options, Timeout timeout) {
   v1::LoadSpec spec;
   CKPTD_ASSIGN_OR_RETURN(*spec.mutable_source(), AbsolutePath(options.path));
   CKPTD_ASSIGN_OR_RETURN(*spec.mutable_layout()->mutable_rules(), ReadLayout(options.layout));
-  CKPTD_ASSIGN_OR_RETURN(*spec.mutable_view(), ViewText(options.view));
+  CKPTD_ASSIGN_OR_RETURN(*spec.mutable_view(), ViewText(options.view, spec.source()));
   CKPTD_ASSIGN_OR_RETURN(const DtypePolicy policy, ToDtypePolicy(options.dtype, options.keep_f32));
   *spec.mutable_dtype_policy() = ToProto(policy);
   spec.set_intended_mode(ModeOf(options.mode));

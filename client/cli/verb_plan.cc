@@ -146,7 +146,7 @@ absl::StatusOr<PlanOutput> Plan(const Options& options, const Context& context,
   }
   v1::LoadSpec spec;
   CKPTD_ASSIGN_OR_RETURN(*spec.mutable_source(), AbsolutePath(options.path));
-  CKPTD_ASSIGN_OR_RETURN(*spec.mutable_view(), ViewText(options.view));
+  CKPTD_ASSIGN_OR_RETURN(*spec.mutable_view(), ViewText(options.view, spec.source()));
   CKPTD_ASSIGN_OR_RETURN(Client client, context.Connect());
   spec.mutable_layout()->set_rules(layout);
   *spec.mutable_dtype_policy() = ToProto(policy);

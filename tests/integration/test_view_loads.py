@@ -122,6 +122,7 @@ def test_a_model_attaches_to_what_the_view_makes_without_a_copy(group, model):
 
 @pytest.mark.parametrize("view, reason, words", [
     ("{", "LAYOUT_INVALID", "it is no JSON at byte 1"),
+    ("no-such-set", "LAYOUT_INVALID", "the view no-such-set: there is none of this name"),
     ([{"drop": "w", "to": "v"}], "LAYOUT_INVALID", 'rule 1: "drop" takes no "to"'),
     ([{"drop": "v"}], "LAYOUT_MISMATCH", "rule 1 of the view (drop v): it matches no tensor"),
     ([{"slice": "w", "begin": 3, "end": 9}], "LAYOUT_MISMATCH", "(slice w) to w: its axis 0 has 4 elements"),

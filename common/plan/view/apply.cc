@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <utility>
@@ -21,7 +22,10 @@ namespace {
 
 using Tensors = std::map<std::string, TensorEntry>;
 
-constexpr uint64_t kMostUnstacked = uint64_t{1} << 20;  // of one tensor
+// Looks at names and copies of pieces in a whole view, as they cost. It bounds the time and memory that
+// rules of a stranger take, to about a gigabyte.
+constexpr uint64_t kMostSteps = 20'000'000;
+constexpr uint64_t kStepsOfTensor = 16, kStepsOfPiece = 4;
 
 // A name that a pattern matches, and what its parentheses matched; [0] is all of it.
 struct Match {
@@ -46,10 +50,13 @@ std::string Rewritten(const std::string& to, const std::vector<std::string>& par
 // One rule at work on the tensors that the rules before it have left.
 class Step {
  public:
-  Step(const Rule& rule, size_t number, CheckpointIndex& index, Tensors& tensors)
-      : rule_(rule), number_(number), index_(index), tensors_(tensors) {}
+  // `steps`: those that are left.
+  Step(const Rule& rule, size_t number, CheckpointIndex& index, Tensors& tensors, uint64_t& steps)
+      : rule_(rule), number_(number), index_(index), tensors_(tensors), steps_(steps) {}
 
   absl::Status Run() {
+    const uint64_t looks = tensors_.size() + index_.aliases.size() + 1;
+    CKPTD_RETURN_IF_ERROR(Done("", Spend(looks, rule_.from.size())));
     CKPTD_RETURN_IF_ERROR(Change());
     if (matches_ == 0 && !rule_.optional) {
       return Mismatch("", "it matches no tensor; correct its pattern, or make it \"optional\": true");
@@ -82,6 +89,16 @@ class Step {
                                  NameOf(rule_.kind), rule_.from.front(),
                                  tensor.empty() ? "" : " to " + tensor, why),
                      facts);
+  }
+  // Why not, if too few are left.
+  std::string Spend(uint64_t steps, uint64_t times = 1) const {
+    if (steps > 0 && times > steps_ / steps) return "the view makes too many pieces of too many tensors";
+    steps_ -= steps * times;
+    return "";
+  }
+  // For so many copies of a tensor or of parts of it.
+  std::string SpendOn(const TensorEntry& tensor, uint64_t times) const {
+    return Spend(kStepsOfTensor + kStepsOfPiece * tensor.pieces.size(), times);
   }
   absl::Status Done(const std::string& tensor, const std::string& why) const {
     return why.empty() ? absl::OkStatus() : Mismatch(tensor, why);
@@ -181,14 +198,28 @@ class Step {
     return absl::OkStatus();
   }
 
+  // The elements of each part, all groups together. Why not, if an axis of `size` is not so divided.
+  std::string SizesOf(uint64_t size, size_t parts, std::vector<uint64_t>& sizes) const {
+    sizes = rule_.sizes;
+    if (!sizes.empty()) return "";
+    sizes = rule_.shares;
+    if (sizes.empty()) sizes.assign(parts, 1);
+    const uint64_t whole = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
+    if (size % whole != 0) {
+      return fmt::format("its axis {} has {} elements, which are not {} equal parts; say \"sizes\"",
+                         rule_.axis, size, whole);
+    }
+    for (uint64_t& part : sizes) part *= size / whole;
+    return "";
+  }
+
   // How many elements of each part are in each group. Why not, if they do not come to `size`.
   std::string SizesInGroup(uint64_t size, size_t parts, std::vector<uint64_t>& sizes) const {
-    if (sizes.empty()) {
-      if (size % (parts * rule_.groups) != 0) {
-        return fmt::format("its axis {} has {} elements, which are not {} equal parts; say \"sizes\"",
-                           rule_.axis, size, parts * rule_.groups);
-      }
-      sizes.assign(parts, size / parts);
+    std::string why = SizesOf(size, parts, sizes);
+    if (!why.empty()) return why;
+    if (rule_.groups > std::max<uint64_t>(size, 1)) {
+      return fmt::format("its axis {} has {} elements, and no {} groups", rule_.axis, size,
+                         rule_.groups);
     }
     uint64_t sum = 0;
     for (uint64_t& part : sizes) {
@@ -210,7 +241,7 @@ class Step {
       if (rule_.axis >= whole.shape.size()) {
         return Mismatch(match.name, fmt::format("it has no axis {}", rule_.axis));
       }
-      std::vector<uint64_t> sizes = rule_.sizes;
+      std::vector<uint64_t> sizes;
       CKPTD_RETURN_IF_ERROR(
           Done(match.name, SizesInGroup(whole.shape[rule_.axis], rule_.to.size(), sizes)));
       uint64_t at = 0;
@@ -227,10 +258,14 @@ class Step {
 
   // Of each group of `step` elements along the axis those from `first` on, `count` of them.
   std::string TakeGroups(TensorEntry& tensor, uint64_t first, uint64_t count, uint64_t step) {
-    if (count == 1 && step > 1) return TakeEvery(tensor, rule_.axis, first, step);
+    const bool at_one_distance = count == 1 && step > 1;
+    const uint64_t groups = count == 0 || at_one_distance ? 1 : rule_.groups;
+    std::string why = SpendOn(tensor, groups);
+    if (!why.empty()) return why;
+    if (at_one_distance) return TakeEvery(tensor, rule_.axis, first, step);
     const TensorEntry whole = tensor;
-    std::string why = Narrow(tensor, rule_.axis, first, first + count);
-    for (uint64_t group = 1; group < rule_.groups && why.empty(); ++group) {
+    why = Narrow(tensor, rule_.axis, first, first + count);
+    for (uint64_t group = 1; group < groups && why.empty(); ++group) {
       TensorEntry next = whole;
       const uint64_t begin = first + group * step;
       why = Narrow(next, rule_.axis, begin, begin + count);
@@ -269,14 +304,34 @@ class Step {
                                             rule_.from[part]));
   }
 
+  absl::Status CheckParts(const std::vector<TensorEntry>& parts) const {
+    uint64_t size = 0;
+    for (const TensorEntry& part : parts) {
+      if (rule_.axis >= part.shape.size() || part.shape[rule_.axis] % rule_.groups != 0) {
+        return Mismatch(part.name, fmt::format("its axis {} is not there, or has no {} equal groups",
+                                               rule_.axis, rule_.groups));
+      }
+      size += part.shape[rule_.axis] / rule_.groups;
+      CKPTD_RETURN_IF_ERROR(Done(part.name, SpendOn(part, rule_.groups)));
+    }
+    // Groups of nothing would have no end.
+    if (size == 0 && rule_.groups > 1) return Mismatch(parts.front().name, "it has no elements");
+    if (rule_.sizes.empty() && rule_.shares.empty()) return absl::OkStatus();
+    std::vector<uint64_t> sizes;
+    CKPTD_RETURN_IF_ERROR(
+        Done(parts.front().name, SizesOf(size * rule_.groups, parts.size(), sizes)));
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i].shape[rule_.axis] == sizes[i]) continue;
+      return Mismatch(parts[i].name, fmt::format("its axis {} has {} elements, and the rule says {}",
+                                                 rule_.axis, parts[i].shape[rule_.axis], sizes[i]));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status FuseSet(const std::vector<Match>& set) {
     std::vector<TensorEntry> parts;
     for (const Match& match : set) parts.push_back(Take(match.name));
-    for (const TensorEntry& part : parts) {
-      if (rule_.axis < part.shape.size() && part.shape[rule_.axis] % rule_.groups == 0) continue;
-      return Mismatch(part.name, fmt::format("its axis {} is not there, or has no {} equal groups",
-                                             rule_.axis, rule_.groups));
-    }
+    CKPTD_RETURN_IF_ERROR(CheckParts(parts));
     std::optional<TensorEntry> fused;
     for (uint64_t group = 0; group < rule_.groups; ++group) {
       for (TensorEntry next : parts) {
@@ -332,11 +387,7 @@ class Step {
     for (const Match& match : Find(rule_.from.front())) {
       const TensorEntry whole = Take(match.name);
       const uint64_t count = rule_.axis < whole.shape.size() ? whole.shape[rule_.axis] : 0;
-      if (count > kMostUnstacked) {
-        return Mismatch(match.name, fmt::format("its axis {} has {} elements, and at most {} become "
-                                                "tensors",
-                                                rule_.axis, count, kMostUnstacked));
-      }
+      CKPTD_RETURN_IF_ERROR(Done(match.name, SpendOn(whole, count)));
       for (uint64_t number = 0; number == 0 || number < count; ++number) {
         TensorEntry part = whole;
         std::string why = Narrow(part, rule_.axis, number, number + 1);
@@ -379,6 +430,7 @@ class Step {
   const size_t number_;
   CheckpointIndex& index_;
   Tensors& tensors_;
+  uint64_t& steps_;
   size_t matches_ = 0;
 };
 
@@ -390,18 +442,49 @@ absl::StatusOr<CheckpointIndex> Apply(const View& view, CheckpointIndex index) {
     std::string name = tensor.name;
     tensors.emplace(std::move(name), std::move(tensor));
   }
+  uint64_t steps = kMostSteps;
   for (size_t i = 0; i < view.rules.size(); ++i) {
-    CKPTD_RETURN_IF_ERROR(Step(view.rules[i], i + 1, index, tensors).Run());
+    CKPTD_RETURN_IF_ERROR(Step(view.rules[i], i + 1, index, tensors, steps).Run());
   }
   index.tensors.clear();
   for (auto& [name, tensor] : tensors) index.tensors.push_back(std::move(tensor));
   return index;
 }
 
+namespace {
+
+using Forms = std::map<std::string, std::pair<Dtype, Shape>>;
+Forms FormsOf(const CheckpointIndex& index) {
+  Forms forms;
+  for (const TensorEntry& tensor : index.tensors) forms[tensor.name] = {tensor.dtype, tensor.shape};
+  for (const auto& [name, owner] : index.aliases) forms[name] = forms[owner];
+  return forms;
+}
+
+// Equal names, types and shapes: their bytes then follow, as each rule keeps all elements.
+absl::Status CheckLeadsBack(const CheckpointIndex& index, const CheckpointIndex& again) {
+  const Forms was = FormsOf(index), is = FormsOf(again);
+  const auto [here, there] = std::mismatch(was.begin(), was.end(), is.begin(), is.end());
+  if (here == was.end() && there == is.end()) return absl::OkStatus();
+  const std::string& name = here != was.end() ? here->first : there->first;
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kLayoutMismatch,
+                   fmt::format("inverting a view: it would not make {} as it is of what its inverse "
+                               "makes; it is another view's",
+                               name),
+                   {{"tensor", name}});
+}
+
+}  // namespace
+
 absl::StatusOr<CheckpointIndex> SeenThrough(std::string_view text, CheckpointIndex index) {
   if (text.empty()) return index;
   CKPTD_ASSIGN_OR_RETURN(const View view, ReadView(text));
-  return Apply(view, std::move(index));
+  if (!text.starts_with(kInverse)) return Apply(view, std::move(index));
+  CKPTD_ASSIGN_OR_RETURN(const View forward, ReadView(text.substr(kInverse.size())));
+  CKPTD_ASSIGN_OR_RETURN(CheckpointIndex original, Apply(view, index));
+  CKPTD_ASSIGN_OR_RETURN(const CheckpointIndex again, Apply(forward, original));
+  CKPTD_RETURN_IF_ERROR(CheckLeadsBack(index, again));
+  return original;
 }
 
 }  // namespace ckptd::view

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/checked_math.h"
 #include "common/source/piece.h"
 
 namespace ckptd::view {
@@ -162,6 +163,7 @@ std::string Append(TensorEntry& tensor, const TensorEntry& more, size_t axis) {
   if (why.empty()) why = WhyNotAlike(tensor, more, axis);
   if (!why.empty()) return why;
   const uint64_t at = tensor.shape[axis];
+  if (!CheckedAdd(at, more.shape[axis]).has_value()) return "its axis would have no end in 64 bits";
   if (ElementCount(tensor.shape) == 0) tensor.pieces.clear();
   tensor.shape[axis] += more.shape[axis];
   if (ElementCount(more.shape) != 0 || tensor.pieces.empty()) {

@@ -11,13 +11,13 @@
 #include "common/base/json.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "common/plan/view/sets.h"
 #include "common/plan/view/view.h"
 
 namespace ckptd::view {
 namespace {
 
 constexpr size_t kMaxAxis = 63;
-constexpr uint64_t kMostGroups = uint64_t{1} << 20;  // each costs a step
 
 struct Form {
   RuleKind kind;
@@ -29,8 +29,8 @@ const std::array<Form, 10>& Forms() {
   static const auto& forms = *new std::array<Form, 10>{{
       {RuleKind::kRename, "rename", {"to"}, {}},
       {RuleKind::kTranspose, "transpose", {}, {"axes"}},
-      {RuleKind::kSplit, "split", {"to"}, {"axis", "sizes", "groups"}},
-      {RuleKind::kFuse, "fuse", {"to"}, {"axis", "groups"}},
+      {RuleKind::kSplit, "split", {"to"}, {"axis", "sizes", "shares", "groups"}},
+      {RuleKind::kFuse, "fuse", {"to"}, {"axis", "sizes", "shares", "groups"}},
       {RuleKind::kStack, "stack", {"to"}, {"axis"}},
       {RuleKind::kUnstack, "unstack", {"to"}, {"axis"}},
       {RuleKind::kSlice, "slice", {"begin", "end"}, {"axis"}},
@@ -147,13 +147,10 @@ class RuleParser {
     uint64_t axis = 0;
     CKPTD_RETURN_IF_ERROR(ReadNumber("axis", 0, kMaxAxis, axis));
     rule_.axis = axis;
-    CKPTD_RETURN_IF_ERROR(ReadNumber("groups", 1, kMostGroups, rule_.groups));
+    CKPTD_RETURN_IF_ERROR(ReadNumber("groups", 1, kMost, rule_.groups));
     CKPTD_RETURN_IF_ERROR(ReadNumber("begin", 0, kMost, rule_.begin));
     CKPTD_RETURN_IF_ERROR(ReadNumber("end", 0, kMost, rule_.end));
-    CKPTD_RETURN_IF_ERROR(ReadList("sizes", rule_.sizes));
-    if (!rule_.sizes.empty() && rule_.sizes.size() != rule_.to.size()) {
-      return Wrong(fmt::format("it has {} sizes for {} parts", rule_.sizes.size(), rule_.to.size()));
-    }
+    CKPTD_RETURN_IF_ERROR(ReadSizes());
     std::vector<uint64_t> axes;
     CKPTD_RETURN_IF_ERROR(ReadList("axes", axes));
     rule_.axes.assign(axes.begin(), axes.end());
@@ -164,6 +161,22 @@ class RuleParser {
     if (Has("optional")) {
       if (!At("optional").IsBool()) return Wrong("\"optional\" is neither true nor false");
       rule_.optional = At("optional").GetBool();
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadSizes() {
+    constexpr uint64_t kMostShare = uint64_t{1} << 32;
+    CKPTD_RETURN_IF_ERROR(ReadList("sizes", rule_.sizes));
+    CKPTD_RETURN_IF_ERROR(ReadList("shares", rule_.shares));
+    const size_t parts = std::max(rule_.from.size(), rule_.to.size());
+    for (const auto* list : {&rule_.sizes, &rule_.shares}) {
+      if (list->empty() || list->size() == parts) continue;
+      return Wrong(fmt::format("it has {} sizes for {} parts", list->size(), parts));
+    }
+    if (!rule_.sizes.empty() && !rule_.shares.empty()) return Wrong("it has sizes and shares");
+    for (const uint64_t share : rule_.shares) {
+      if (share == 0 || share > kMostShare) return Wrong("a share is 0, or more than 2^32");
     }
     return absl::OkStatus();
   }
@@ -206,7 +219,15 @@ std::string_view NameOf(RuleKind kind) {
 
 absl::StatusOr<View> ReadView(std::string_view text) {
   if (text.empty()) return View();
-  return ParseView(text);
+  const bool inverse = text.starts_with(kInverse);
+  if (inverse) text.remove_prefix(kInverse.size());
+  std::string rules(text);
+  if (IsName(text)) {
+    CKPTD_ASSIGN_OR_RETURN(rules, RulesOfSet(text));
+  }
+  CKPTD_ASSIGN_OR_RETURN(View view, ParseView(rules));
+  if (!inverse) return view;
+  return Inverse(view);
 }
 
 absl::StatusOr<View> ParseView(std::string_view text) {

@@ -39,8 +39,10 @@ struct Rule {
   std::vector<std::string> to = {};
   size_t axis = 0;
   std::vector<size_t> axes = {};
-  // Elements of each part of kSplit and kFuse, all groups together. Empty: kSplit makes equal ones.
+  // Elements of each part of kSplit and kFuse, all groups together; or their shares of the axis, as
+  // {4, 1, 1} for q, k and v. Neither: kSplit makes equal ones, and kFuse takes any.
   std::vector<uint64_t> sizes = {};
+  std::vector<uint64_t> shares = {};
   // The parts alternate so often along the axis: the groups of grouped attention in fused qkv.
   uint64_t groups = 1;
   uint64_t begin = 0;
@@ -54,14 +56,21 @@ struct View {
 
 inline constexpr size_t kMaxViewRules = 10'000;
 inline constexpr size_t kMaxViewBytes = size_t{4} << 20;  // of its JSON
+inline constexpr std::string_view kInverse = "inverse:";   // before a text: see ReadView
 
 // {"rules": [{"rename": "^transformer\\.", "to": ""}, {"transpose": "(.*)\\.c_attn\\.weight"},
 //   {"split": "(.*)\\.qkv\\.weight", "to": ["\\1.q.weight", "\\1.k.weight", "\\1.v.weight"], "axis": 0}]}
 // Errors: InvalidArgument LAYOUT_INVALID, with the rule's number and what is wrong in it.
 absl::StatusOr<View> ParseView(std::string_view json);
 
-// What a request or a person names: the JSON of a view; empty: one without rules. Errors: those of
-// ParseView.
+// The view that leads back: the inverse of each rule, in the other order. A rule's new names must
+// hold all that its pattern does not fix: the pattern is text and parentheses, and \1 and so on stand
+// once in `to`. Errors: InvalidArgument LAYOUT_INVALID with the rule, also for kSlice, kDrop, kUntie,
+// and a kFuse that does not say how large its parts are.
+absl::StatusOr<View> Inverse(const View& view);
+
+// What a request names: the JSON of a view, or a set as RulesOfSet takes it; "inverse:" before it asks
+// for its inverse; empty: one without rules. Errors: those of ParseView, RulesOfSet and Inverse.
 absl::StatusOr<View> ReadView(std::string_view text);
 
 // The index that `view` makes of `index`, its rules one after the other. Tensors keep their kind and
@@ -72,7 +81,8 @@ absl::StatusOr<View> ReadView(std::string_view text);
 // already. Pure; thread-safe.
 absl::StatusOr<CheckpointIndex> Apply(const View& view, CheckpointIndex index);
 
-// The same of a text that ReadView takes.
+// The same of a text that ReadView takes. Of an inverse also LAYOUT_MISMATCH where the view does not
+// make `index` of what comes out.
 absl::StatusOr<CheckpointIndex> SeenThrough(std::string_view text, CheckpointIndex index);
 
 }  // namespace ckptd::view

@@ -138,6 +138,36 @@ TEST_F(ViewTest, SplitsWhatGroupedAttentionAlternates) {
   EXPECT_EQ(seen.Find("k")->pieces.size(), 1u) << "single elements lie at one distance";
 }
 
+TEST_F(ViewTest, SharesAreSizesOfAnyModel) {
+  Add("qkv", {8});
+  const std::string parts = R"j(["q", "k", "v"])j", how = R"j("shares": [2, 1, 1], "groups": 2)j";
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex seen,
+                       See(R"j({"split": "qkv", "to": )j" + parts + ", " + how + "}"));
+  EXPECT_THAT(Values(seen, "q"), ElementsAre(0, 1, 4, 5));
+  ASSERT_OK_AND_ASSIGN(const CheckpointIndex again,
+                       See(R"j({"split": "qkv", "to": )j" + parts + ", " + how + R"j(}, {"fuse": )j" + parts +
+                           R"j(, "to": "qkv", )j" + how + "}"));
+  EXPECT_THAT(Values(again, "qkv"), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
+  EXPECT_THAT(See(R"j({"split": "qkv", "to": )j" + parts + R"j(, "shares": [1, 1, 1]})j"), Says("not 3 equal parts"));
+  EXPECT_THAT(See(R"j({"split": "qkv", "to": ["q", "k"]}, {"fuse": ["q", "k"], "to": "qkv", "sizes": [6, 2]})j"),
+              Says("to q: its axis 0 has 4 elements, and the rule says 6"));
+}
+
+TEST_F(ViewTest, RulesOfAStrangerCostABoundedNumberOfSteps) {
+  Add("empty", {0});
+  Add("w", {uint64_t{1} << 40}, Dtype::kU8);
+  const char* const kGroups = R"j("groups": 4611686018427387904)j";  // 2^62
+  EXPECT_THAT(See(fmt::format(R"j({{"split": "empty", "to": ["a", "b"], {}}})j", kGroups)), Says("and no 46116"));
+  EXPECT_THAT(See(fmt::format(R"j({{"split": "empty", "to": ["a", "b"]}}, {{"fuse": ["a", "b"], "to": "c", {}}})j", kGroups)),
+              Says("too many pieces"));
+  EXPECT_THAT(See(R"j({"split": "empty", "to": ["a", "b"]}, {"fuse": ["a", "b"], "to": "c", "groups": 2})j"),
+              Says("it has no elements"));
+  EXPECT_THAT(See(R"j({"unstack": "w", "to": "w.{}"})j"), Says("too many pieces of too many tensors"));
+  EXPECT_OK(See(R"j({"split": "w", "to": ["a", "b"], "groups": 549755813888})j")) << "one piece each";
+  EXPECT_THAT(See(R"j({"split": "w", "to": ["a", "b"], "sizes": [0, 1099511627776], "groups": 274877906944})j"),
+              Says("too many pieces"));
+}
+
 TEST_F(ViewTest, FusesWhatItSplits) {
   Add("qkv", {12, 3});
   for (const char* how : {R"j(, "axis": 0)j", R"j(, "axis": 0, "groups": 2)j", R"j(, "axis": 1)j"}) {
@@ -163,14 +193,7 @@ TEST_F(ViewTest, FusesTheSetsThatParenthesesTellApart) {
 
 TEST_F(ViewTest, ATensorIsOnePartOnly) {
   Add("a.q", {2});
-  EXPECT_THAT(See(R"j({"fuse": ["(.*)\\.q", "(a)\\.."], "to": "\\1"})j"), Says("to a.q: two of its patterns match it"));
-}
-
-TEST_F(ViewTest, NumbersOfAStrangerAreBounded) {
-  Add("w", {uint64_t{1} << 40}, Dtype::kU8);
-  EXPECT_THAT(See(R"j({"unstack": "w", "to": "w.{}"})j"), Says("at most 1048576 become tensors"));
-  EXPECT_THAT(See(R"j({"split": "w", "to": ["a", "b"], "groups": 4611686018427387904})j"),
-              Says("\"groups\" is no whole number from 1 to 1048576"));
+  EXPECT_THAT(See(R"j({"fuse": ["(.*)\.q", "(a)\.."], "to": "\1"})j"), Says("to a.q: two of its patterns match it"));
 }
 
 TEST_F(ViewTest, NamesThePartThatASetLacks) {
@@ -255,6 +278,9 @@ TEST_F(ViewTest, SaysWhatIsWrongInARule) {
       {R"j({"stack": "a", "to": "b"})j", "no (?P<index>"},
       {R"j({"unstack": "a", "to": "b"})j", "no {}"},
       {R"j({"transpose": "a", "axes": [0, 2]})j", "are not 0, 1 and so on"},
+      {R"j({"split": "a", "to": ["b", "c"], "shares": [0, 1]})j", "a share is 0"},
+      {R"j({"split": "a", "to": ["b", "c"], "sizes": [1, 1], "shares": [1, 1]})j", "sizes and shares"},
+      {R"j({"fuse": ["a", "b"], "to": "c", "sizes": [1]})j", "1 sizes for 2 parts"},
       {R"j({"slice": "a", "begin": -1, "end": 2})j", "\"begin\" is no whole number"},
   };
   for (const auto& [rule, words] : wrong) {
