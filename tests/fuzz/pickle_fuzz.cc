@@ -58,10 +58,10 @@ class Walk {
     if (value.is(Kind::kPersistent)) Require(value.items().size() == 1, "it has one id");
     if (!value.is(Kind::kRecord)) return;
     Visit(value.callee());
-    for (const std::string_view module :
-         {"os.", "posix.", "subprocess.", "sys.", "builtins.eval"}) {
+    for (const std::string_view module : {"os.", "posix.", "subprocess.", "sys."}) {
       Require(!value.ClassName().starts_with(module), "nothing is called that executes");
     }
+    Require(value.ClassName() != "builtins.eval", "nothing is called that executes");
   }
 
   std::vector<const Value*> open_;
