@@ -136,11 +136,12 @@ absl::Status ReceiveScatter(const MemberReading& parts, PreparedLoad& incoming,
   CKPTD_RETURN_IF_ERROR(CheckScatterDigest(scatter, order, incoming.plan().digest));
   CKPTD_ASSIGN_OR_RETURN(const WholeTensors whole,
                          WholeTensors::Of(incoming.index(), scatter.whole));
+  CKPTD_ASSIGN_OR_RETURN(const RankPlan plan, incoming.PlanCopies());
   ScatterExchange exchange(scatter, order, whole, call.deadline,
                            [&] { return Interrupted(parts, call); });
   const auto counters = std::make_shared<TransferProgress>(0);
   exchange.CountIn(*counters);
-  ScatterExchange::Own own{&incoming.plan(), nullptr};
+  ScatterExchange::Own own{&plan, nullptr};
   {
     const std::shared_ptr<ShardMemory> memory = parts.catalog.LoadingMemory(call.name);
     if (memory == nullptr) return CheckpointNotFound(call.name);

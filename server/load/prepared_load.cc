@@ -6,6 +6,7 @@
 
 #include "common/base/reasons.h"
 #include "common/base/status.h"
+#include "server/load/rank_load.h"
 #include "server/protocol/timing.h"
 #include "server/transfer/transfer.h"
 
@@ -19,20 +20,26 @@ absl::Status Over(const std::string& name) {
 
 }  // namespace
 
-PreparedLoad::PreparedLoad(const PrepareCall& call, RankPlan plan, std::weak_ptr<ShardMemory> memory)
+PreparedLoad::PreparedLoad(const PrepareCall& call, std::shared_ptr<const Shard> shard,
+                           std::weak_ptr<ShardMemory> memory)
     : epoch_(call.epoch),
       name_(call.name),
       request_(call.request),
       index_(call.index),
-      plan_(std::move(plan)),
+      shard_(std::move(shard)),
       memory_(std::move(memory)) {}
+
+absl::StatusOr<RankPlan> PreparedLoad::PlanCopies() const {
+  return PlanOfRank(request_, *index_, plan().rank);
+}
 
 absl::StatusOr<std::shared_ptr<FrameReceiver>> PreparedLoad::Receiver(ShardMemory& memory) {
   MutexLock lock(mutex_);
   if (finishing_) return Over(name_);
   std::shared_ptr<FrameReceiver> receiver = receiver_.lock();
   if (receiver == nullptr) {
-    CKPTD_ASSIGN_OR_RETURN(receiver, FrameReceiver::Make(index_, plan_, memory.View(),
+    CKPTD_ASSIGN_OR_RETURN(RankPlan plan, PlanCopies());
+    CKPTD_ASSIGN_OR_RETURN(receiver, FrameReceiver::Make(index_, std::move(plan), memory.View(),
                                                          request_.digests));
     receiver_ = receiver;
     memory.FilledBy(receiver);
@@ -70,13 +77,13 @@ absl::StatusOr<std::vector<uint64_t>> PreparedLoad::Finish(const CommitCall& cal
     CKPTD_RETURN_IF_ERROR(receiver->Close(timing::kSinkClose));
     came += receiver->placed_bytes();
   }
-  if (call.tensor_bytes != plan_.tensor_bytes || came != call.streamed_bytes) {
+  if (call.tensor_bytes != plan().tensor_bytes || came != call.streamed_bytes) {
     return MakeError(absl::StatusCode::kInternal, reason::kCoverage,
                      fmt::format("publishing {} on rank {}: readers placed {} bytes and sent {}, "
                                  "{} came, the plan has {}; nothing was published, please report "
                                  "this",
-                                 name_, plan_.rank, call.tensor_bytes - call.streamed_bytes,
-                                 call.streamed_bytes, came, plan_.tensor_bytes));
+                                 name_, plan().rank, call.tensor_bytes - call.streamed_bytes,
+                                 call.streamed_bytes, came, plan().tensor_bytes));
   }
   return DigestsOf(call, *memory, receiver.get());
 }
@@ -85,11 +92,11 @@ absl::StatusOr<std::vector<uint64_t>> PreparedLoad::DigestsOf(const CommitCall& 
                                                           const ShardMemory& memory,
                                                           const FrameReceiver* receiver) const {
   if (!request_.digests || !call.digests.empty()) return call.digests;
-  if (call.streamed_bytes == plan_.tensor_bytes && receiver != nullptr) return receiver->Digests();
+  if (call.streamed_bytes == plan().tensor_bytes && receiver != nullptr) return receiver->Digests();
   // Several readers shared the work: none of them has seen whole blocks.
   const SlabView view = memory.View();
   std::vector<uint64_t> digests;
-  for (const PlannedTensor& tensor : plan_.tensors) {
+  for (const PlannedTensor& tensor : plan().tensors) {
     CKPTD_ASSIGN_OR_RETURN(const uint64_t digest,
                            DigestInSlab(view, tensor.offset, tensor.bytes));
     digests.push_back(digest);

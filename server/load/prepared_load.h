@@ -21,12 +21,17 @@ namespace ckptd {
 // refused, and both are free for others.
 class PreparedLoad {
  public:
-  PreparedLoad(const PrepareCall& call, RankPlan plan, std::weak_ptr<ShardMemory> memory);
+  // `shard` says what describes the slab, as the catalog keeps it: without copies.
+  PreparedLoad(const PrepareCall& call, std::shared_ptr<const Shard> shard,
+               std::weak_ptr<ShardMemory> memory);
 
   uint64_t epoch() const { return epoch_; }
   const LoadRequest& request() const { return request_; }
   const CheckpointIndex& index() const { return *index_; }
-  const RankPlan& plan() const { return plan_; }
+  // Without copies, which take more memory than all the rest and are mostly needed by no member.
+  const RankPlan& plan() const { return shard_->plan; }
+  // The same with its copies, planned anew. Errors: those of PlanRank.
+  absl::StatusOr<RankPlan> PlanCopies() const;
   // No frame can come any more: the load is over.
   bool over() const { return memory_.expired(); }
 
@@ -51,7 +56,7 @@ class PreparedLoad {
   const std::string name_;
   const LoadRequest request_;
   const std::shared_ptr<const CheckpointIndex> index_;
-  const RankPlan plan_;
+  const std::shared_ptr<const Shard> shard_;
   const std::weak_ptr<ShardMemory> memory_;
   Mutex mutex_;
   std::weak_ptr<FrameReceiver> receiver_ ABSL_GUARDED_BY(mutex_);  // made for the first frame

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "common/base/heap.h"
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -43,12 +44,6 @@ Shard ViewOf(const Shard& resident, const PlanMatch& match, const Shard& wanted)
   return view;
 }
 
-absl::StatusOr<RankPlan> PlanOfRank(const LoadRequest& request, const CheckpointIndex& index,
-                                    uint32_t rank) {
-  CKPTD_ASSIGN_OR_RETURN(const RankLayout layout, LayoutOfRank(request, index, rank));
-  return PlanRank(index, layout, request.policy);
-}
-
 }  // namespace
 
 absl::StatusOr<RankLayout> LayoutOfRank(const LoadRequest& request, const CheckpointIndex& index,
@@ -60,6 +55,12 @@ absl::StatusOr<RankLayout> LayoutOfRank(const LoadRequest& request, const Checkp
   CKPTD_ASSIGN_OR_RETURN(const LayoutRules rules,
                          LayoutRules::Parse(std::get<std::string>(request.layout)));
   return rules.ForRank(index, rank);
+}
+
+absl::StatusOr<RankPlan> PlanOfRank(const LoadRequest& request, const CheckpointIndex& index,
+                                    uint32_t rank) {
+  CKPTD_ASSIGN_OR_RETURN(const RankLayout layout, LayoutOfRank(request, index, rank));
+  return PlanRank(index, layout, request.policy);
 }
 
 absl::StatusOr<std::vector<Cohort>> CohortsOf(
@@ -125,15 +126,18 @@ absl::StatusOr<PrepareReply> RankLoad::Prepare(const PrepareCall& call, uint64_t
   CKPTD_ASSIGN_OR_RETURN(reply.resident, ServeResident(call, shard));
   if (reply.resident) return reply;
   CKPTD_ASSIGN_OR_RETURN(const std::shared_ptr<ShardMemory> memory,
-                         catalog_.eviction().Allocate(call, shard));
+                         catalog_.eviction().Allocate(call, std::move(shard)));
+  const std::shared_ptr<const Shard> planned = catalog_.LoadingShard(call.name);
+  if (planned == nullptr) return CheckpointNotFound(call.name);
+  ReturnFreeHeap();  // tables that only planning needed
   if (const SlabView view = memory->View(); view.staged != nullptr) {
-    CKPTD_RETURN_IF_ERROR(ZeroPadding(shard.plan, view));
+    CKPTD_RETURN_IF_ERROR(ZeroPadding(planned->plan, view));
   }
-  CKPTD_ASSIGN_OR_RETURN(reply.resident, Restore(call, shard.plan, *memory));
+  CKPTD_ASSIGN_OR_RETURN(reply.resident, Restore(call, planned->plan, *memory));
   if (reply.resident) return reply;
   {
     MutexLock lock(mutex_);
-    incoming_[call.name] = std::make_shared<PreparedLoad>(call, std::move(shard.plan), memory);
+    incoming_[call.name] = std::make_shared<PreparedLoad>(call, planned, memory);
   }
   for (const Segment& segment : memory->Segments()) {
     reply.segments.push_back({segment.id, segment.bytes});

@@ -84,6 +84,9 @@ class RankLoad {
 // rank's own layout. Errors: LAYOUT_INVALID, LAYOUT_MISMATCH, WRONG_RANK.
 absl::StatusOr<RankLayout> LayoutOfRank(const LoadRequest& request, const CheckpointIndex& index,
                                         uint32_t rank);
+// The plan of one rank, with its copies. Errors: those of LayoutOfRank and PlanRank.
+absl::StatusOr<RankPlan> PlanOfRank(const LoadRequest& request, const CheckpointIndex& index,
+                                    uint32_t rank);
 // The same for several ranks. `layouts` are theirs, in rank form: one per
 // rank, in the same order.
 absl::StatusOr<std::vector<Cohort>> CohortsOf(

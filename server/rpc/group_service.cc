@@ -7,6 +7,7 @@
 
 #include "common/base/at_once.h"
 #include "common/base/digest.h"
+#include "common/base/heap.h"
 #include "common/base/logging.h"
 #include "common/base/reasons.h"
 #include "common/base/status.h"
@@ -40,6 +41,19 @@ absl::StatusOr<ExecuteCall> CallOf(const v1::ExecuteRequest& request, Deadline d
   if (request.has_scatter()) {
     CKPTD_ASSIGN_OR_RETURN(call.scatter, FromProto(request.scatter()));
   }
+  return call;
+}
+
+// The message has a table of all tensors. It goes before the plan takes memory, not when the call
+// ends: gRPC owns it, and nobody reads it again.
+absl::StatusOr<PrepareCall> TakePrepare(const v1::PrepareRequest& request) {
+  absl::StatusOr<PrepareCall> call;
+  {
+    v1::PrepareRequest taken;
+    taken.Swap(const_cast<v1::PrepareRequest*>(&request));
+    call = FromProto(taken);
+  }
+  ReturnFreeHeap();
   return call;
 }
 
@@ -161,7 +175,7 @@ grpc::Status GroupServiceImpl::Prepare(grpc::ServerContext* context,
                                        v1::PrepareResponse* response) {
   const auto node = Ready();
   if (!node.ok()) return ToGrpc(node.status());
-  const auto call = FromProto(*request);
+  const auto call = TakePrepare(*request);
   if (!call.ok()) return ToGrpc(call.status());
   const auto reply = (*node)->Prepare(*call, DeadlineOf(*context, timing::kLongestPeerCall));
   if (!reply.ok()) return ToGrpc(reply.status());

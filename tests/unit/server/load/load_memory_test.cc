@@ -107,6 +107,23 @@ TEST_F(LoadMemoryTest, ARankWithoutMemoryOfWhichNothingIsMappedIsAskedOnce) {
   EXPECT_EQ(asked, 1);
 }
 
+TEST_F(LoadMemoryTest, ARankKeepsOneTableOfItsTensorsAndNoCopiesWhileItIsFilled) {
+  RankInProcess& rank = group_.rank(1);
+  bool asked = false;
+  rank.link->on_commit = [&]() -> absl::Status {
+    asked = true;
+    const auto incoming = rank.side.Receive(group_.membership().epoch(), kName).value();
+    EXPECT_EQ(&incoming->plan(), &rank.catalog.LoadingShard(kName)->plan);
+    EXPECT_TRUE(incoming->plan().ops.empty());
+    const RankPlan whole = incoming->PlanCopies().value();
+    EXPECT_FALSE(whole.ops.empty());
+    EXPECT_EQ(whole.digest, incoming->plan().digest);
+    return absl::OkStatus();
+  };
+  ASSERT_OK(Run(ByRules("fsdp:3")).status);
+  EXPECT_TRUE(asked);
+}
+
 TEST_F(LoadMemoryTest, WhatALoadHasMappedIsKeptForTheNextOne) {
   ASSERT_OK(Run(ByRules("fsdp:3")).status);
   EXPECT_THAT(group_.peer_memory().kept(1), testing::Not(testing::IsEmpty()));
