@@ -34,9 +34,9 @@ class Daemon:
         self.joined.set_result(self.answer)
 
 
-def take_part(daemon, then=lambda participant: None):
+def take_part(daemon, then=lambda participant: None, **more):
     client = type("Client", (), {"_connection": daemon})
-    with _participant.participate(client, "/weights", Deadline(60), barrier=False) as participant:
+    with _participant.participate(client, "/weights", Deadline(60), barrier=False, **more) as participant:
         then(participant)
 
 
@@ -52,6 +52,12 @@ def test_a_rank_that_needs_no_other_ends_well_all_the_same():
     daemon = Daemon(code=9, message="rank 1: loading /weights: it has failed", reason="RANK_FAILED")
     take_part(daemon, lambda participant: participant.mark_resident())
     assert len(daemon.left) == 1
+
+
+def test_a_rank_that_goes_on_to_what_needs_all_hears_although_its_weights_are_resident():
+    daemon = Daemon(code=9, message="rank 1: loading /weights: it has failed", reason="RANK_FAILED")
+    with pytest.raises(Error, match="rank 1"):
+        take_part(daemon, lambda participant: participant.mark_resident(), needs_all=True)
 
 
 def test_a_rank_leaves_well_where_nobody_has_failed():

@@ -50,8 +50,9 @@ class NoParticipant:
 class Participant(NoParticipant):
     """See participate."""
 
-    def __init__(self, connection: Connection, source: Path, deadline: Deadline, barrier: bool):
+    def __init__(self, connection: Connection, source: Path, deadline: Deadline, barrier: bool, needs_all: bool):
         self._connection, self._deadline, self._barrier = connection, deadline, barrier
+        self._needs_all = needs_all or barrier
         self._id, self._alone = uuid.uuid4().hex, False
         self._source, request = _request(self._id, source, deadline, barrier)
         self._cancels: List[Callable[[], object]] = []
@@ -74,7 +75,7 @@ class Participant(NoParticipant):
             cancel()
 
     def mark_resident(self) -> None:
-        self._alone = not self._barrier
+        self._alone = not self._needs_all
 
     def raise_failure(self) -> None:
         if self.failure is not None and not self._alone:
@@ -213,16 +214,17 @@ def _sendable(text: object) -> str:
 
 @contextlib.contextmanager
 def participate(
-    client: "Client", source: Path, deadline: Deadline, barrier: bool
+    client: "Client", source: Path, deadline: Deadline, barrier: bool, needs_all: bool = False
 ) -> Iterator[NoParticipant]:
     """A block that is this rank's participation in a load of `source`.
 
     An exception that leaves the block reaches other ranks in their blocks. Their exceptions reach
     this one by raise_failure() and cancel_on_failure(). barrier: the block ends when it has ended
     well on every rank; it then raises another rank's failure, DeadlineExceeded with the missing
-    ranks, and Unimplemented for older daemons.
+    ranks, and Unimplemented for older daemons. needs_all: it goes on to what needs every rank, so it
+    raises their failures also where its own weights are resident.
     """
-    participant = Participant(client._connection, source, deadline, barrier)
+    participant = Participant(client._connection, source, deadline, barrier, needs_all)
     try:
         yield participant
         participant.placed()

@@ -10,9 +10,10 @@ from typing import Callable, List, Optional, Sequence, Tuple, Union
 import torch
 from torch import nn
 
-from ... import _client, _outside, _participant, _source
+from ... import _client, _outside, _source
 from ..._errors import Error, InvalidArgument, Unimplemented
 from ..._layout import RankLayout
+from ..._participant import NoParticipant, participate
 from ..._rpc import Deadline
 from ..._shard import Shard
 from ..._types import Progress
@@ -78,6 +79,7 @@ def load_into(
     rename: Optional[Rename] = None,
     ignore: Sequence[Regex] = (),
     barrier: bool = False,
+    _participant: Optional[NoParticipant] = None,
 ) -> LoadResult:
     """Makes the daemon's memory the storage of every parameter and buffer of `model`.
 
@@ -135,7 +137,10 @@ def load_into(
     for an argument that is no module.
     """
     deadline = Deadline(timeout)
-    with participation(source, barrier, deadline, address, client) as (client, participant):
+    # _participant: that of a call of which this one is a part.
+    part_of = contextlib.nullcontext((client, _participant))
+    whole = participation(source, barrier, deadline, address, client) if _participant is None else part_of
+    with whole as (client, participant):
         _check_arguments(model, source)
         source = _source.of_part(_source.of_variant(source, variant), part)
         names = functools.partial(_names_in, source, address, client)
@@ -160,14 +165,16 @@ def load_into(
 
 
 @contextlib.contextmanager
-def participation(source, barrier: bool, deadline: Deadline, address, client):
-    """(client, this rank's participation). It begins before anything can fail, to tell other ranks."""
+def participation(source, barrier: bool, deadline: Deadline, address, client, needs_all: bool = False):
+    """(client, this rank's participation). It begins before anything can fail, to tell other ranks.
+
+    needs_all: see _participant.participate."""
     rank, world_size = rank_and_size()
     if world_size == 1:
-        yield client, _participant.NoParticipant()
+        yield client, NoParticipant()
         return
     with connected(address, client, deadline, rank) as own:
-        with _participant.participate(own, source, deadline, barrier) as participant:
+        with participate(own, source, deadline, barrier, needs_all) as participant:
             yield own, participant
 
 
@@ -314,7 +321,7 @@ class LoadOptions:
     digest: bool = True
     progress: Optional[Callable[[Progress], None]] = None
     identity: str = ""  # required Source.identity: see _file_tensor.check_unchanged
-    participant: _participant.NoParticipant = _participant.NoParticipant()
+    participant: NoParticipant = NoParticipant()
 
 
 def attach(

@@ -87,15 +87,16 @@ def load_training_state(
     deadline = Deadline(timeout)
     where = _source.of_part(source, _OPTIMIZER) if optimizer_source is None else optimizer_source
     with connected(address, client, deadline, rank_and_size()[0]) as own:
-        with _load_into.participation(source, False, deadline, address, own):
+        barrier = bool(for_model.pop("barrier", False))
+        # One participation: a rank that fails before it loads the model reaches those that load it already.
+        with _load_into.participation(source, barrier, deadline, address, own, needs_all=True) as (_, participant):
             found = own.inspect(where, timeout=deadline.for_call(), values=True)
             match = functools.partial(_load_optimizers.match, model, optimizers, found, param_names, strict)
             match()
             rest = _plain_values.read(own, source, deadline)
             takers = _takers(extra, rest, strict)
-        filled = _load_into.load_into(
-            model, source, strict=strict, mode=mode, digest=digest, client=own, timeout=deadline.for_call(), **for_model
-        )
+            options = {"strict": strict, "mode": mode, "digest": digest, "_participant": participant, **for_model}
+            filled = _load_into.load_into(model, source, client=own, timeout=deadline.for_call(), **options)
         with _load_into.participation(where, False, deadline, address, own) as (_, participant):
             how = _load_into.LoadOptions(mode, None, digest, participant=participant, identity=found.identity)
             result = _load_optimizers.fill(own, where, found, match(), how, deadline)
