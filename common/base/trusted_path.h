@@ -1,4 +1,4 @@
-// Who could put something else in the place that a path names. Stateless, thread-safe.
+// Finds users who could put something else in the place that a path names. Stateless, thread-safe.
 #ifndef CKPTD_COMMON_BASE_TRUSTED_PATH_H_
 #define CKPTD_COMMON_BASE_TRUSTED_PATH_H_
 

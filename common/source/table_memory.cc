@@ -19,7 +19,7 @@
 namespace ckptd {
 namespace {
 
-// Of every file a first piece is read that is mostly no header. What fits there is small.
+// A reader takes a first piece of every file, which is mostly no header. What fits there is small.
 constexpr uint64_t kUncounted = 64 * 1024;
 
 AdmitTables& Admission() {

@@ -28,7 +28,7 @@ constexpr char kAuthority[] = "ckptd group key";
 constexpr char kName[] = "ckptd.group";
 // Separates this use of the key from any other, and this version from later ones.
 constexpr char kDomain[] = "ckptd group key 1\n";
-// Of 16 values. So few are seen in 32 random digits once in ten million keys.
+// So few of the 16 values are seen in 32 random digits once in ten million keys.
 constexpr size_t kMinDistinct = 8;
 // Certificates are another form of the key. They end when the key is changed, and must not depend
 // on a host's clock, which begins in 1970 where its battery is empty.

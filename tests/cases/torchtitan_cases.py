@@ -11,7 +11,7 @@ from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 
 
 class Loader:
-    """Of data: each rank keeps bytes of its own."""
+    """It stands for data: each rank keeps bytes of its own."""
 
     def __init__(self, rank):
         self.key, self.at = f"dp_rank_{rank}", 0

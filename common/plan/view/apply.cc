@@ -222,7 +222,7 @@ class Step {
     return absl::OkStatus();
   }
 
-  // Of each group of `step` elements along the axis those from `first` on, `count` of them.
+  // It takes `count` elements from `first` on of each group of `step` elements along the axis.
   std::string TakeGroups(TensorEntry& tensor, uint64_t first, uint64_t count, uint64_t step) {
     if (count == 1 && step > 1) return TakeEvery(tensor, rule_.axis, first, step);
     const TensorEntry whole = tensor;

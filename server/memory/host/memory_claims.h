@@ -62,7 +62,7 @@ class MemoryClaims {
   // For a machine without groups: its bytes that are left.
   using Available = std::function<absl::StatusOr<uint64_t>()>;
   static Levels OfMachine(Available available);
-  // Of the level that decides: the one that has too little, or else comes closest to that.
+  // These are the numbers of the level that decides: it has too little, or comes closest to that.
   struct Answer {
     uint64_t available = 0;            // bytes that the system has
     uint64_t claimed = 0;              // bytes that others claim; may be more than `available`

@@ -1,4 +1,4 @@
-"""Who could put something else in the place that a path names."""
+"""Finds users who could put something else in the place that a path names."""
 
 import grp
 import os
